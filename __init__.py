@@ -1,0 +1,1 @@
+"""qwen-chat: a terminal chat over an embedded MLX engine. Importing this package imports nothing else."""
