@@ -55,6 +55,7 @@ class ExpertLayout:
 
     def __init__(
         self,
+        *,
         prefixes: tuple[str, ...],
         parts: tuple[Part, ...],
         stored: dict[str, Stored],
@@ -107,9 +108,8 @@ class ExpertLayout:
         if not (0 <= layer < self.n_layers and 0 <= expert < self.n_experts):
             raise IndexError(f"no expert ({layer}, {expert}) in {self.n_layers} x {self.n_experts}")
         files, offsets = self._files[layer, expert].tolist(), self._offsets[layer, expert].tolist()
-        return _merged((files[i], offsets[i], part.n_bytes, part.slot_offset) for i, part in enumerate(self.parts))(
-            self._paths
-        )
+        pieces = [(files[i], offsets[i], part.n_bytes, part.slot_offset) for i, part in enumerate(self.parts)]
+        return _merged(pieces, self._paths)
 
     def layer_ranges(self, layer: int) -> tuple[ReadRange, ...]:
         """The reads that fill a whole-layer buffer (expert e at e * slot_bytes), in file order, merged where possible."""
@@ -121,3 +121,117 @@ class ExpertLayout:
         ]
         pieces.sort()
         return _merged(pieces, self._paths)
+
+
+def _merged(pieces: list[tuple[int, int, int, int]], paths: tuple[str, ...]) -> tuple[ReadRange, ...]:
+    """Pieces (file, offset, n_bytes, slot_offset) as ranges; one that continues its predecessor in both joins it."""
+    ranges: list[ReadRange] = []
+    file, offset, n_bytes, slot_offset = pieces[0]
+    for next_file, next_offset, next_bytes, next_slot in pieces[1:]:
+        if next_file == file and next_offset == offset + n_bytes and next_slot == slot_offset + n_bytes:
+            n_bytes += next_bytes
+            continue
+        ranges.append(ReadRange(paths[file], offset, n_bytes, slot_offset))
+        file, offset, n_bytes, slot_offset = next_file, next_offset, next_bytes, next_slot
+    ranges.append(ReadRange(paths[file], offset, n_bytes, slot_offset))
+    return tuple(ranges)
+
+
+def expert_layout(
+    entries: Mapping[str, TensorEntry], prefixes: Sequence[str], n_experts: int, quantization: Quantization
+) -> ExpertLayout:
+    """The layout of one pool from canonical `entries`.
+
+    `prefixes` names its layers in order ("model.language_model.layers.0", ... or "mtp.layers.0" alone). Experts are fused
+    (`mlp.experts.gate_up_proj` [E, 2I, H] and `down_proj` [E, H, I]) or single (`mlp.experts.E.gate_proj.weight` ...).
+    Raises CheckpointError when one is missing or differs in shape or dtype from expert 0 of the first layer.
+    """
+    stem = f"{prefixes[0]}.mlp.experts"
+    fused = f"{stem}.gate_up_proj" in entries
+    names = (
+        {role: f"{stem}.{tail}" for role, tail in _FUSED.items()}
+        if fused
+        else {role: f"{stem}.0.{tail}" for role, tail in _SINGLE.items()}
+    )
+    stored = {role: stored_as(entries, name, quantization) for role, name in names.items()}
+    roles = sorted(names, key=lambda role: (entries[names[role]].path, entries[names[role]].offset))
+    parts = _parts(entries, {role: names[role] for role in roles}, fused, n_experts)
+
+    paths: dict[str, int] = {}
+    files = np.empty((len(prefixes), n_experts, len(parts)), np.int32)
+    offsets = np.empty((len(prefixes), n_experts, len(parts)), np.int64)
+    for layer, prefix in enumerate(prefixes):
+        for i, part in enumerate(parts):
+            if fused:
+                name = f"{prefix}.mlp.experts.{_FUSED[part.role]}"
+                entry = _checked(entries, name, part.dtype, (n_experts, *part.shape))
+                files[layer, :, i] = paths.setdefault(entry.path, len(paths))
+                offsets[layer, :, i] = entry.offset + np.arange(n_experts, dtype=np.int64) * part.n_bytes
+                continue
+            for expert in range(n_experts):
+                name = f"{prefix}.mlp.experts.{expert}.{_SINGLE[part.role]}"
+                entry = _checked(entries, name, part.dtype, part.shape)
+                files[layer, expert, i] = paths.setdefault(entry.path, len(paths))
+                offsets[layer, expert, i] = entry.offset
+    return ExpertLayout(
+        prefixes=tuple(prefixes), parts=parts, stored=stored, paths=tuple(paths), files=files, offsets=offsets
+    )
+
+
+def _parts(
+    entries: Mapping[str, TensorEntry], names: Mapping[str, str], fused: bool, n_experts: int
+) -> tuple[Part, ...]:
+    """The parts in the order of `names`, each at an offset that its dtype's items can have."""
+    parts: list[Part] = []
+    end = 0
+    for role, name in names.items():
+        entry = entries[name]
+        if len(entry.shape) != (3 if fused else 2) or (fused and entry.shape[0] != n_experts):
+            want = f"[{n_experts}, rows, columns]" if fused else "[rows, columns]"
+            raise _fault(entry, f"has the shape {list(entry.shape)}, expected {want}")
+        item = ITEM_BYTES[entry.dtype]
+        n_bytes = entry.n_bytes // n_experts if fused else entry.n_bytes
+        offset = -(-end // item) * item
+        parts.append(Part(role, entry.dtype, entry.shape[1:] if fused else entry.shape, offset, n_bytes))
+        end = offset + n_bytes
+    return tuple(parts)
+
+
+def _checked(entries: Mapping[str, TensorEntry], name: str, dtype: str, shape: tuple[int, ...]) -> TensorEntry:
+    entry = entries.get(name)
+    if entry is None:
+        raise CheckpointError(f"Tensor {shown(name)} is missing.", did_you_mean(name, entries), tensor=name)
+    if entry.dtype != dtype or entry.shape != shape:
+        raise _fault(entry, f"is {entry.dtype} {list(entry.shape)}, expected {dtype} {list(shape)}")
+    return entry
+
+
+def expert_scales(
+    entries: Mapping[str, TensorEntry], layout: ExpertLayout, layer: int, quantization: Quantization
+) -> dict[str, np.ndarray]:
+    """The scales of one layer's experts by role: BF16 bits, uint16 [E, r, c]; {} for experts of plain floats.
+
+    Read from disk, all of them checked. Raises CheckpointError for a scale that is missing, misshapen or not positive.
+    """
+    found: dict[str, np.ndarray] = {}
+    for part in layout.parts:
+        if layout.stored[part.role].kind == "plain":
+            continue
+        places: dict[int, int] = {}
+        stem, tail = f"{layout.prefixes[layer]}.mlp.experts", _SINGLE[part.role]
+        wanted: list[TensorEntry] = []
+        for expert in range(layout.n_experts):
+            scale = stored_as(entries, f"{stem}.{expert}.{tail}", quantization).scale
+            assert scale is not None
+            places[id(entries[scale])] = expert
+            wanted.append(entries[scale])
+        scales = np.empty((layout.n_experts, *wanted[0].shape), np.uint16)
+        for entry, values in read_tensors(wanted):
+            check_scales(values, entry)
+            scales[places[id(entry)]] = values
+        found[part.role] = scales
+    return found
+
+
+def _fault(entry: TensorEntry, why: str) -> CheckpointError:
+    return CheckpointError(f"{entry.path}: tensor {shown(entry.name)} {why}.", path=entry.path, tensor=entry.name)
