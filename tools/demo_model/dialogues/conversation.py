@@ -15,6 +15,7 @@ from .turns import Turn, wrapped
 from .unknown import Nouns
 
 Task = Callable[[Random], list[Turn]]
+QUICK = ("small talk", "app", "fact", "capital", "animal", "small sum", "unknown", "joke")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,25 @@ class Conversations:
         turns = self.tasks[name][0](r)
         return [wrapped(r, turns[0]), *turns[1:]] if name in ("fact", "capital", "animal", "color", "word") else turns
 
-    def _filler(self, r: Random) -> list[Turn]:
-        quick = ("small talk", "app", "fact", "capital", "animal", "small sum", "unknown", "joke")
-        return self.tasks[r.choice(quick)][0](r)
+    def quick(self, r: Random) -> list[Turn]:
+        """A short turn to stand between two others."""
+        return self.tasks[r.choice(QUICK)][0](r)
+
+    def short(self, r: Random) -> Turn:
+        """A turn with a one-word answer."""
+        while True:
+            turn = self.tasks[r.choice(("capital", "animal", "word", "small sum", "color"))][0](r)[0]
+            if turn.short:
+                return turn
 
     def _turns(self, r: Random, thinking: bool) -> list[Turn]:
         if r.random() < 0.03:
-            return memory.remembered(r, self._filler, between=r.randint(5, 20))
+            return memory.remembered(r, self.quick, between=r.randint(5, 20))
         turns = small_talk.greeting(r) if r.random() < 0.2 else []
         for _ in range(r.choices((1, 2, 3, 4, 6), (38, 28, 18, 11, 5))[0]):
             chance = r.random()
             if chance < 0.13:
-                turns += memory.remembered(r, self._filler)
+                turns += memory.remembered(r, self.quick)
             elif thinking and chance < 0.2:
                 turns += numbers.large_sum(r)
             else:

@@ -15,7 +15,7 @@ CODE_WORDS = [w for kind in ("animals", "fruits", "tools", "colors", "trees", "f
 Pair = tuple[Turn, Turn]
 
 
-def _turns(r: Random, said, replies, asked, answers, thought, short) -> Pair:  # noqa: PLR0917
+def _turns(r: Random, said, replies, asked, answers, thought, short) -> Pair:
     """`said` and `asked` are ways to put it; every reply and every answer is accepted."""
     tell = Turn(typed(r, r.choice(said)), tuple(replies), f"I should remember this: {short}.")
     ask = Turn(typed(r, r.choice(asked)), tuple(answers), thought, short=short, check=lambda text: short in text)

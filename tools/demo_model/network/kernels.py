@@ -204,7 +204,7 @@ def _(update, erase, query, key, kept):
 
 
 @torch.library.custom_op("demo::delta_scan_backward", mutates_args=())
-def delta_scan_backward(  # noqa: PLR0917
+def delta_scan_backward(
     fresh_grad: torch.Tensor,
     read_grad: torch.Tensor,
     fresh: torch.Tensor,
@@ -231,7 +231,7 @@ def delta_scan_backward(  # noqa: PLR0917
 
 
 @delta_scan_backward.register_fake
-def _(fresh_grad, read_grad, fresh, states, erase, query, key, kept):  # noqa: PLR0917
+def _(fresh_grad, read_grad, fresh, states, erase, query, key, kept):
     return tuple(torch.empty_like(x) for x in (fresh, erase, query, key, kept))
 
 

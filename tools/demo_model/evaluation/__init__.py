@@ -1,0 +1,1 @@
+"""Measurements of a trained model; each module returns plain values and prints nothing."""
