@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -92,6 +94,18 @@ def draft_mask(length: int, depth: int):
     return torch.cat([causal] + [torch.eye(length, dtype=torch.bool)] * depth, 1)
 
 
+def _run_layer(layer, wide, rope, rows, mask, before):
+    return layer(wide, rope, rows, mask, before)
+
+
+def _run_mixer(mixer, wide):
+    return mixer(wide)
+
+
+def _run_fusion(draft, wide, embedded):
+    return draft.fuse(wide, embedded)
+
+
 class DemoModel(nn.Module):
     def __init__(self, config: NetworkConfig):
         super().__init__()
@@ -99,15 +113,26 @@ class DemoModel(nn.Module):
         self.model = Trunk(config)
         self.lm_head = linear(config.hidden_size, config.vocab_size, 0.02)
         self.mtp = Draft(config)
-        self._run = lambda layer, *inputs, **named: layer(*inputs, **named)
-        self._mix = lambda mixer, wide: mixer(wide)
-        self._fuse = lambda draft, wide, embedded: draft.fuse(wide, embedded)
+        self._compiled: dict[str, Callable] = {}
 
     def compile_blocks(self):
         """Compile one layer at a time: a graph per kind of layer and shape, shared by all layers of that kind."""
-        self._run = torch.compile(self._run, dynamic=False)
-        self._mix = torch.compile(self._mix, dynamic=False)
-        self._fuse = torch.compile(self._fuse, dynamic=False)
+        torch._dynamo.config.recompile_limit = 32
+        self._compiled = {
+            "layer": torch.compile(_run_layer, dynamic=False),
+            "mix": torch.compile(_run_mixer, dynamic=False),
+            "fuse": torch.compile(_run_fusion, dynamic=False),
+        }
+
+    def _block(self, kind: str, block: Callable) -> Callable:
+        """The compiled form while training; evaluation has other shapes and needs no graphs of its own."""
+        return self._compiled.get(kind, block) if torch.is_grad_enabled() else block
+
+    def _layer(self, layer, wide, rope, rows=None, mask=None, before=None):
+        return self._block("layer", _run_layer)(layer, wide, rope, rows, mask, before)
+
+    def _mix(self, mixer, wide):
+        return self._block("mix", _run_mixer)(mixer, wide)
 
     def embed(self, ids):
         return F.embedding(ids, self.model.embed_tokens.weight)
@@ -127,7 +152,7 @@ class DemoModel(nn.Module):
             mask = None
             if masks is not None and layer.attention:
                 mask = masks(layer.self_attn, layer.attn_hyper_connection(wide)[0], rope)
-            wide, part, chosen, _ = self._run(layer, wide, rope, rows=rows, mask=mask)
+            wide, part, chosen, _ = self._layer(layer, wide, rope, rows, mask)
             balance = balance + part
             routes.append(chosen)
         return self._mix(self.model.hyper_connection_mixer, wide), wide, balance, routes
@@ -135,12 +160,12 @@ class DemoModel(nn.Module):
     def draft(self, wide, next_ids, depth: int = 0, before=None, masks=None):
         """Draft hiddens of all pairs (wide[i], next_ids[i]); at depth d the chain's earlier keys come in `before`."""
         layer, length = self.mtp.layers[0], wide.shape[1]
-        fused = self._fuse(self.mtp, wide, self.embed(next_ids))
+        fused = self._block("fuse", _run_fusion)(self.mtp, wide, self.embed(next_ids))
         rope = self.rope(length, first=depth)
         mask = draft_mask(length, depth) if before is not None else None
         if masks is not None and before is None:
             mask = masks(layer.self_attn, layer.attn_hyper_connection(fused)[0], rope)
-        own, balance, _, pair = self._run(layer, fused, rope, mask=mask, before=before)
+        own, balance, _, pair = self._layer(layer, fused, rope, mask=mask, before=before)
         if before is not None:
             pair = (torch.cat([before[0], pair[0]], 2), torch.cat([before[1], pair[1]], 2))
         return self._mix(self.mtp.hyper_connection_mixer, own), own, balance, pair

@@ -1,0 +1,84 @@
+"""The two texts of the benchmark: code and prose the demo model was not trained on, each a little over 32k of its tokens.
+
+python bench_corpora.py CORPORA TOKENIZER OUT       writes OUT/code.txt, OUT/novel.txt, OUT/NOTICE
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import corpora
+from bpe import load_tokenizer
+from prepare import is_held
+
+WANTED = 33_000
+
+NOTICE = """The benchmark's texts and where they come from
+
+code.txt   Modules of the CPython 3.11 standard library, unchanged but for the selection.
+           Copyright (c) 2001-2023 Python Software Foundation; all rights reserved.
+           Licensed under the Python Software Foundation License Version 2.
+
+novel.txt  Parts of the Jargon File 4.4.7 and of The Devil's Dictionary by Ambrose Bierce, both in the public domain,
+           and, after them, pages of the Python 3.11 documentation without their markup,
+           Copyright (c) 2001-2023 Python Software Foundation; all rights reserved; same licence as above.
+
+The full text of the licence: https://docs.python.org/3.11/license.html
+None of these parts was used to train the demo model.
+"""
+
+
+def code(folder: Path) -> Iterator[str]:
+    for name, source in corpora.code_files(folder):
+        if is_held(name):
+            yield f"# {name}\n{source.strip()}\n"
+
+
+def prose(folder: Path) -> Iterator[str]:
+    for title, text in (("jargon", corpora.jargon_file(folder)), ("devil", corpora.devils_dictionary(folder))):
+        for i, part in enumerate(corpora.split(text)):
+            if is_held(f"{title}{i}"):
+                yield part.strip() + "\n"
+    for name, page in corpora.doc_pages(folder):
+        if is_held(name):
+            yield page.strip() + "\n"
+
+
+def enough(texts: Iterator[str], tokenizer) -> str:
+    """Whole texts while they fit; the last one is cut after the line that reaches the wanted number of tokens."""
+    taken, count = [], 0
+    for text in texts:
+        size = len(tokenizer.encode(text).ids)
+        if count + size < WANTED:
+            taken.append(text)
+            count += size
+            continue
+        lines = []
+        for line in text.splitlines():
+            lines.append(line)
+            count += len(tokenizer.encode(line + "\n").ids)
+            if count >= WANTED:
+                return "\n".join([*taken, *lines]) + "\n"
+    raise SystemExit(f"only {count} tokens of text")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpora", type=Path)
+    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    tokenizer = load_tokenizer(args.tokenizer)
+    args.out.mkdir(parents=True, exist_ok=True)
+    corpora.fetch(args.corpora)
+    for name, texts in (("code", code(args.corpora)), ("novel", prose(args.corpora))):
+        text = enough(texts, tokenizer)
+        (args.out / f"{name}.txt").write_text(text, encoding="utf-8")
+        print(f"{name}: {len(text)} characters, {len(tokenizer.encode(text).ids)} tokens")
+    (args.out / "NOTICE").write_text(NOTICE, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
