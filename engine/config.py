@@ -129,18 +129,20 @@ def number(low: float, high: float) -> Callable[[Any], float]:
     return parse
 
 
-def optional(parse: Callable[[Any], Any], word: str) -> Callable[[Any], Any]:
-    """`word` stands for None: the setting is left to somebody else."""
+@dataclass(frozen=True, slots=True)
+class optional:
+    """A parser for which `word` stands for None: the setting is left to somebody else."""
 
-    def parse_optional(value: Any) -> Any:
-        if value is None or value == word:
+    parse: Callable[[Any], Any]
+    word: str
+
+    def __call__(self, value: Any) -> Any:
+        if value is None or value == self.word:
             return None
         try:
-            return parse(value)
+            return self.parse(value)
         except ValueError as e:
-            raise ValueError(f"{word!r} or {e}") from None
-
-    return parse_optional
+            raise ValueError(f"{self.word!r} or {e}") from None
 
 
 def text(value: Any) -> str:

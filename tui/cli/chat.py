@@ -1,0 +1,63 @@
+"""Open the full-screen chat; a prompt given here is sent at once.
+
+With --plain it is a conversation line by line, for screen readers and terminals that cannot draw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from ._flags import add_model_flags, add_reply_flags, load_settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PLAIN_WORDS = ("--plain", "--help", "-h")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="*", help="sent as soon as the model is loaded")
+    parser.add_argument(
+        "--plain", action="store_true", help="line by line, without a full screen and without escape codes"
+    )
+    keep = parser.add_mutually_exclusive_group()
+    keep.add_argument("--continue", action="store_true", dest="resume_last", help="go on with the latest conversation")
+    keep.add_argument("--resume", metavar="ID", help="go on with this conversation; the start of its id is enough")
+    keep.add_argument("--temporary", action="store_true", help="keep nothing of this conversation on disk")
+    add_model_flags(parser)
+    add_reply_flags(parser)
+    look = parser.add_argument_group("looks")
+    look.add_argument("--theme", metavar="NAME", help="`qwen-chat config --themes` lists them")
+    look.add_argument("--ascii", action="store_true", default=None, help="draw with ASCII characters only")
+
+
+def before_parsing(argv: Sequence[str]) -> int | None:
+    """Refuse where no full screen can be, else stay behind as the parent that cleans up; None lets the verb run here."""
+    if any(word in PLAIN_WORDS for word in argv):
+        return None
+    refuse_no_terminal(os.environ)
+    return None
+
+
+def refuse_no_terminal(environ: Mapping[str, str]) -> None:
+    """Raise UsageError unless all three streams are terminals that can draw."""
+    for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
+        if stream is None or not stream.isatty():
+            _refuse(f"The chat needs a terminal, and {name} is none.")
+    term = environ.get("TERM", "")
+    if term in ("", "dumb"):
+        _refuse(f"The chat needs a terminal that can draw, and TERM is {term or 'empty'}.")
+
+
+def _refuse(message: str) -> None:
+    from ...engine.errors import UsageError
+
+    raise UsageError(message, '`qwen-chat ask "..."` answers without one, and `qwen-chat --plain` talks line by line.')
+
+
+def run(args: argparse.Namespace) -> int:
+    load_settings(args)
+    raise NotImplementedError
