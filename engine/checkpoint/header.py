@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import stat
 from dataclasses import dataclass
 from math import prod
@@ -15,7 +16,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 
-__all__ = ["ITEM_BYTES", "Header", "TensorEntry", "file_size", "parse_json", "read_header", "shown"]
+__all__ = ["ITEM_BYTES", "Header", "Shapes", "TensorEntry", "file_size", "parse_json", "read_header", "shown"]
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -25,8 +26,13 @@ ITEM_BYTES = {
 }  # fmt: skip
 """Bytes of one element by safetensors dtype string: the dtypes this program can read."""
 
+Shapes = dict[tuple[int, ...], tuple[tuple[int, ...], int]]
+"""Shapes met so far, each with its number of elements: equal shapes of many tensors share one tuple."""
+
+_ITEM = {dtype: (dtype, n_bytes) for dtype, n_bytes in ITEM_BYTES.items()}  # one string object per dtype
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MAX_DIMS = 32
+_MAX_ELEMENTS = 2**59  # what numpy can address, whatever the dtype
 _DOWNLOAD = "The file is damaged or was not downloaded completely; download it again."
 
 
@@ -54,9 +60,11 @@ class Header:
     size: int
 
 
-def shown(name: str) -> str:
-    """A name from a file, safe and short enough for an error message."""
-    return repr(name if len(name) <= 200 else name[:197] + "...")
+def shown(value: object) -> str:
+    """A name or another value from a file, safe and short enough for an error message."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= 200 else value[:197] + "...")
+    return reprlib.repr(value)
 
 
 def file_size(path: str) -> int:
@@ -98,7 +106,7 @@ def parse_json(raw: bytes, path: str, what: str) -> dict[str, Any]:
     return value
 
 
-def read_header(path: str, shapes: dict[tuple[int, ...], tuple[int, ...]] | None = None) -> Header:
+def read_header(path: str, shapes: Shapes | None = None) -> Header:
     """The header of one safetensors file; `shapes` lets equal shapes of many files share one tuple.
 
     Raises CheckpointError for a file that is absent, truncated, longer than its header says, or whose header is damaged.
@@ -129,30 +137,30 @@ def read_header(path: str, shapes: dict[tuple[int, ...], tuple[int, ...]] | None
     return Header(entries, raw, size)
 
 
-def _entries(
-    table: dict[str, Any], path: str, base: int, shapes: dict[tuple[int, ...], tuple[int, ...]]
-) -> list[TensorEntry]:
+def _entries(table: dict[str, Any], path: str, base: int, shapes: Shapes) -> list[TensorEntry]:
     """One entry per tensor, in order of offset; each range agrees with its shape and dtype."""
-    dtypes = {dtype: dtype for dtype in ITEM_BYTES}
     entries: list[TensorEntry] = []
     for name, info in table.items():
         try:
             dtype, dims, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
         except (TypeError, KeyError, ValueError):
             raise _fault(path, name, "lacks a dtype, a shape or two data_offsets") from None
-        if not isinstance(dtype, str) or dtype not in dtypes:
-            raise _fault(path, name, f"has the dtype {shown(str(dtype))}; known are {', '.join(ITEM_BYTES)}")
-        if not isinstance(dims, list) or any(type(n) is not int or n < 0 for n in dims) or len(dims) > _MAX_DIMS:
-            raise _fault(path, name, f"has the impossible shape {shown(str(dims))}")
+        item = _ITEM.get(dtype) if type(dtype) is str else None
+        if item is None:
+            raise _fault(path, name, f"has the dtype {shown(dtype)}; known are {', '.join(ITEM_BYTES)}")
+        if type(dims) is not list or list(map(type, dims)).count(int) != len(dims):
+            raise _fault(path, name, f"has the impossible shape {shown(dims)}")
         shape = tuple(dims)
-        shape = shapes.setdefault(shape, shape)
-        n_bytes = prod(shape) * ITEM_BYTES[dtype]
-        if n_bytes == 0 and prod(filter(None, shape)) >= 2**59:
-            raise _fault(path, name, f"has the impossible shape {shown(str(dims))}")
+        known = shapes.get(shape)
+        if known is None:
+            if len(shape) > _MAX_DIMS or min(shape, default=0) < 0 or prod(filter(None, shape)) >= _MAX_ELEMENTS:
+                raise _fault(path, name, f"has the impossible shape {shown(dims)}")
+            known = shapes[shape] = (shape, prod(shape))
+        n_bytes = known[1] * item[1]
         if type(begin) is not int or type(end) is not int or begin < 0 or end - begin != n_bytes:
-            span = shown(f"{begin} to {end}")
-            raise _fault(path, name, f"{dtype} {list(shape)} takes {n_bytes} bytes, but its data_offsets are {span}")
-        entries.append(TensorEntry(name, dtypes[dtype], shape, path, base + begin, n_bytes))
+            spans = shown([begin, end])
+            raise _fault(path, name, f"is {dtype} {dims}, {n_bytes} bytes, but its data_offsets are {spans}")
+        entries.append(TensorEntry(name, item[0], known[0], path, base + begin, n_bytes))
     entries.sort(key=_position)
     return entries
 

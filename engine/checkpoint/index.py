@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
-from .header import TensorEntry, file_size, parse_json, read_header, shown
+from .header import Shapes, TensorEntry, file_size, parse_json, read_header, shown
 from .names import did_you_mean
 
 __all__ = ["CheckpointIndex", "TensorEntry", "open_checkpoint", "read_tensor", "read_tensors"]
@@ -93,7 +93,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
     digest = hashlib.sha256()
     _feed(digest, b"config.json", config_bytes)
     entries: dict[str, TensorEntry] = {}
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+    shapes: Shapes = {}
     _check_present(folder, shards)
     for shard in shards:
         header = read_header(str(folder / shard), shapes)
@@ -228,7 +228,7 @@ def _read_index(path: str) -> tuple[dict[str, str], object]:
         if not shard.endswith(".safetensors") or not shard.isprintable() or os.path.basename(shard) != shard:
             tensor = next(name for name, value in weight_map.items() if value == shard or not isinstance(value, str))
             raise CheckpointError(
-                f"{path}: puts {shown(tensor)} into {shown(str(weight_map[tensor]))}, which is no safetensors file name.",
+                f"{path}: puts {shown(tensor)} into {shown(weight_map[tensor])}, which is no safetensors file name.",
                 path=path,
                 tensor=tensor,
             )
@@ -239,6 +239,7 @@ def _check_index(
     path: str, weight_map: dict[str, str], total_size: object, entries: Mapping[str, TensorEntry], total: int
 ) -> None:
     """The index and the shards name the same tensors in the same files, and the same number of bytes."""
+    paths = {shard: os.path.join(os.path.dirname(path), shard) for shard in set(weight_map.values())}
     for name, entry in entries.items():
         shard = weight_map.get(name)
         if shard is None:
@@ -248,7 +249,7 @@ def _check_index(
                 path=entry.path,
                 tensor=name,
             )
-        if os.path.basename(entry.path) != shard:
+        if entry.path != paths[shard]:
             raise CheckpointError(
                 f"{path}: puts {shown(name)} into {shard}, but it is in {os.path.basename(entry.path)}.",
                 _DOWNLOAD,
@@ -267,7 +268,7 @@ def _check_index(
         )
     if total_size is not None and total_size != total:
         raise CheckpointError(
-            f"{path}: says total_size {shown(str(total_size))}, but the tensors take {total} bytes.",
+            f"{path}: says total_size {shown(total_size)}, but the tensors take {total} bytes.",
             _DOWNLOAD,
             path=path,
         )

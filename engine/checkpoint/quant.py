@@ -64,7 +64,7 @@ def read_quantization(config: Mapping[str, Any], where: str) -> Quantization:
         table = text.get("quantization_config") if isinstance(text, Mapping) else None
     if table is None and config.get("quantization") is not None:
         raise CheckpointError(
-            f"{where}: the weights are quantised by MLX ({shown(str(config['quantization']))}), which is not supported.",
+            f"{where}: the weights are quantised by MLX ({shown(config['quantization'])}), which is not supported.",
             "Use the BF16 or the FP8 release.",
             path=where,
         )
@@ -73,7 +73,7 @@ def read_quantization(config: Mapping[str, Any], where: str) -> Quantization:
     if not isinstance(table, Mapping) or table.get("quant_method") != "fp8":
         method = table.get("quant_method") if isinstance(table, Mapping) else table
         raise CheckpointError(
-            f"{where}: quantization_config.quant_method {shown(str(method))} is not known; known is 'fp8'.",
+            f"{where}: quantization_config.quant_method {shown(method)} is not known; known is 'fp8'.",
             "Use the BF16 or the FP8 release.",
             path=where,
         )
@@ -82,7 +82,7 @@ def read_quantization(config: Mapping[str, Any], where: str) -> Quantization:
         return Quantization("fp8", None)
     if not isinstance(block, list) or len(block) != 2 or any(type(n) is not int or n < 1 for n in block):
         raise CheckpointError(
-            f"{where}: quantization_config.weight_block_size {shown(str(block))} is not two positive numbers.",
+            f"{where}: quantization_config.weight_block_size {shown(block)} is not two positive numbers.",
             path=where,
         )
     return Quantization("fp8", (block[0], block[1]))

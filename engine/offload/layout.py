@@ -146,6 +146,8 @@ def expert_layout(
     (`mlp.experts.gate_up_proj` [E, 2I, H] and `down_proj` [E, H, I]) or single (`mlp.experts.E.gate_proj.weight` ...).
     Raises CheckpointError when one is missing or differs in shape or dtype from expert 0 of the first layer.
     """
+    if not prefixes or n_experts < 1:
+        raise CheckpointError("A model without layers or routed experts is not supported.", "Check config.json.")
     stem = f"{prefixes[0]}.mlp.experts"
     fused = f"{stem}.gate_up_proj" in entries
     names = (
@@ -154,6 +156,9 @@ def expert_layout(
         else {role: f"{stem}.0.{tail}" for role, tail in _SINGLE.items()}
     )
     stored = {role: stored_as(entries, name, quantization) for role, name in names.items()}
+    for role, form in stored.items():
+        if form.kind == "fp8_scalar":
+            raise _fault(entries[names[role]], f"has one scale ({form.scale}); experts need scales per block")
     roles = sorted(names, key=lambda role: (entries[names[role]].path, entries[names[role]].offset))
     parts = _parts(entries, {role: names[role] for role in roles}, fused, n_experts)
 
@@ -217,18 +222,20 @@ def expert_scales(
     for part in layout.parts:
         if layout.stored[part.role].kind == "plain":
             continue
-        places: dict[int, int] = {}
         stem, tail = f"{layout.prefixes[layer]}.mlp.experts", _SINGLE[part.role]
-        wanted: list[TensorEntry] = []
+        expert_of: dict[TensorEntry, int] = {}
         for expert in range(layout.n_experts):
             scale = stored_as(entries, f"{stem}.{expert}.{tail}", quantization).scale
-            assert scale is not None
-            places[id(entries[scale])] = expert
-            wanted.append(entries[scale])
-        scales = np.empty((layout.n_experts, *wanted[0].shape), np.uint16)
-        for entry, values in read_tensors(wanted):
+            if scale is None:
+                raise _fault(
+                    entries[f"{stem}.{expert}.{tail}"], f"is not {part.dtype} with scales like the first expert"
+                )
+            expert_of[entries[scale]] = expert
+        shape = next(iter(expert_of)).shape
+        scales = np.empty((layout.n_experts, *shape), np.uint16)
+        for entry, values in read_tensors(expert_of):
             check_scales(values, entry)
-            scales[places[id(entry)]] = values
+            scales[expert_of[entry]] = values
         found[part.role] = scales
     return found
 
