@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--init", action="store_true", help="write a commented config file; one that exists is left alone"
     )
+    what.add_argument("--example", action="store_true", help="print a config file with every default")
     what.add_argument("--check", action="store_true", help="only say whether the settings can be used")
     what.add_argument("--themes", action="store_true", help="list the themes")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -34,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
         return _init(args)
     if args.paths:
         return _paths(args)
+    if args.example:
+        return _example()
     loaded = load_settings(args)
     if args.themes:
         return _themes(loaded)
@@ -134,6 +137,14 @@ def _init(args: argparse.Namespace) -> int:
     with os.fdopen(fd, "w", encoding="utf-8") as f:
         f.write(example(all_settings(), active=False))
     print(f"Wrote {_safe(str(path))}.")
+    return 0
+
+
+def _example() -> int:
+    from ..config import all_settings
+    from ..config_text import example
+
+    print(example(all_settings(), active=True), end="")
     return 0
 
 

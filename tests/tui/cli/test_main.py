@@ -129,7 +129,7 @@ def test_platforms_that_cannot_run_it_are_named(monkeypatch):
     assert cli.unsupported("linux") == ""
     monkeypatch.setattr(os, "confstr", lambda name: None)
     assert "glibc" in cli.unsupported("linux")
-    monkeypatch.setattr(os, "uname", lambda: type("U", (), {"machine": "x86_64"})())
+    monkeypatch.setattr(os, "uname", type("U", (), {"machine": "x86_64"}))
     assert "x86_64" in cli.unsupported("darwin")
 
 
