@@ -43,9 +43,9 @@ class Documents:
 class Mix:
     """Shares of the domains, and of random spans that repeat (the shortest lesson in copying)."""
 
-    chat: float = 0.82
-    code: float = 0.09
-    prose: float = 0.09
+    chat: float = 0.9
+    code: float = 0.05
+    prose: float = 0.05
     copying: float = 0.02
 
 

@@ -1,6 +1,6 @@
 """The two texts of the benchmark: code and prose the demo model was not trained on, each a little over 32k of its tokens.
 
-python bench_corpora.py CORPORA TOKENIZER OUT       writes OUT/code.txt, OUT/novel.txt, OUT/NOTICE
+python bench_corpora.py CORPORA TOKENIZER OUT       writes OUT/code.txt and OUT/novel.txt; their NOTICE is kept by hand
 """
 
 from __future__ import annotations
@@ -14,20 +14,6 @@ from bpe import load_tokenizer
 from prepare import is_held
 
 WANTED = 33_000
-
-NOTICE = """The benchmark's texts and where they come from
-
-code.txt   Modules of the CPython 3.11 standard library, unchanged but for the selection.
-           Copyright (c) 2001-2023 Python Software Foundation; all rights reserved.
-           Licensed under the Python Software Foundation License Version 2.
-
-novel.txt  Parts of the Jargon File 4.4.7 and of The Devil's Dictionary by Ambrose Bierce, both in the public domain,
-           and, after them, pages of the Python 3.11 documentation without their markup,
-           Copyright (c) 2001-2023 Python Software Foundation; all rights reserved; same licence as above.
-
-The full text of the licence: https://docs.python.org/3.11/license.html
-None of these parts was used to train the demo model.
-"""
 
 
 def code(folder: Path) -> Iterator[str]:
@@ -77,7 +63,6 @@ def main() -> None:
         text = enough(texts, tokenizer)
         (args.out / f"{name}.txt").write_text(text, encoding="utf-8")
         print(f"{name}: {len(text)} characters, {len(tokenizer.encode(text).ids)} tokens")
-    (args.out / "NOTICE").write_text(NOTICE, encoding="utf-8")
 
 
 if __name__ == "__main__":

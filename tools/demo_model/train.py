@@ -48,7 +48,7 @@ class Progress:
 @dataclass(frozen=True)
 class Settings:
     rate: float = 0.6
-    grow_at: int = 1_000_000
+    grow_at: int = 6_000_000
     """Tokens after which a step has twice the micro-batches."""
     draft_every: int = 4
     """One micro-batch in this many trains the draft layer, with both of its steps."""
