@@ -1,0 +1,33 @@
+"""The one place that knows on which device the arrays live, and what upstream offers there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+__all__ = ["gated_delta_kernel", "on_gpu", "recommended_memory_bytes"]
+
+
+def on_gpu() -> bool:
+    """True where MLX computes on a GPU (Metal)."""
+    return mx.default_device() == mx.Device(mx.gpu)
+
+
+@cache
+def gated_delta_kernel() -> Callable[..., Any] | None:
+    """mlx-lm's Metal kernel of the gated delta rule, or None where there is none (CPU)."""
+    if not on_gpu():
+        return None
+    from mlx_lm.models.gated_delta import gated_delta_kernel as kernel  # pyright: ignore[reportMissingImports]
+
+    return kernel
+
+
+def recommended_memory_bytes() -> int | None:
+    """Metal's recommended working set, or None on a CPU."""
+    if not on_gpu():
+        return None
+    return int(mx.device_info().get("max_recommended_working_set_size", 0)) or None

@@ -1,0 +1,281 @@
+"""From a folder to a model that runs: files checked, memory planned, weights read, stores opened."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from .checkpoint.header import TensorEntry
+from .checkpoint.index import CheckpointIndex, open_checkpoint, read_tensor
+from .checkpoint.names import canonical_entries, check_census, did_you_mean
+from .checkpoint.quant import Quantization, check_scales, read_quantization
+from .config import EngineConfig
+from .errors import CheckpointError, MemoryPlanError, UnavailableError
+from .forward import Forward
+from .layers.device import on_gpu, recommended_memory_bytes
+from .layers.expert import ExpertMath
+from .meter import Meter
+from .models.contract import Model, ModelConfig, RowTable, architecture_of
+from .offload.experts import ExpertStore, LayerBuffer
+from .offload.layout import ExpertLayout, ReadRange, expert_layout, expert_scales
+from .offload.memory import PAGE
+from .offload.reader import Reader
+from .offload.rows import RowStore
+from .plan import MemoryPlan, Needs, PoolNeeds, machine, make_plan, size_text
+
+__all__ = ["Loaded", "Survey", "find_model", "load", "survey"]
+
+DEMO = "demo"
+_UNUSED = ("model.visual.",)
+_DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
+_LOAD_WORKERS = 4
+_ROW_WORKERS = 8
+
+Progress = Callable[[str, int, int, str], None]
+"""(phase, done, total, unit)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A checkpoint that was checked and planned for; no weight has been read."""
+
+    index: CheckpointIndex
+    entries: Mapping[str, TensorEntry]
+    quantization: Quantization
+    shape: ModelConfig
+    layout: ExpertLayout
+    draft_layout: ExpertLayout | None
+    tables: tuple[RowTable, ...]
+    dtype: mx.Dtype
+    needs: Needs
+    plan: MemoryPlan
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A model with everything around it that outlives a request."""
+
+    survey: Survey
+    model: Model
+    forward: Forward
+    store: ExpertStore
+    draft_store: ExpertStore | None
+    reader: Reader
+    rows_reader: Reader
+    meter: Meter
+    load_s: float
+
+    def close(self) -> None:
+        """End the reading threads. Harmless when called again."""
+        self.reader.close()
+        self.rows_reader.close()
+
+
+def find_model(text: str) -> Path:
+    """The folder that a setting means: a path, "demo", or "org/name" in the Hugging Face cache (looked up locally)."""
+    if text == DEMO:
+        folder = Path(__file__).parent / "demo"
+        if not (folder / "config.json").exists():
+            raise CheckpointError(
+                "This installation has no built-in demo model.",
+                "Give a model folder with --model PATH.",
+                path=str(folder),
+            )
+        return folder
+    path = Path(text).expanduser()
+    if path.exists() or text.count("/") != 1 or text.startswith((".", "/", "~")):
+        return path
+    home = os.environ.get("HF_HOME")
+    hub = os.environ.get("HF_HUB_CACHE") or str(Path(home or "~/.cache/huggingface").expanduser() / "hub")
+    snapshots = Path(hub) / f"models--{text.replace('/', '--')}" / "snapshots"
+    found = sorted((p for p in snapshots.glob("*") if (p / "config.json").exists()), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise CheckpointError(
+            f"{text!r} is neither a folder nor a model in the Hugging Face cache ({snapshots.parent}).",
+            f"Download it first (hf download {text}), or give the path of its folder.",
+            path=str(snapshots),
+        )
+    return found[-1]
+
+
+def survey(config: EngineConfig) -> Survey:
+    """Open and check a checkpoint and plan its memory. Raises CheckpointError, MemoryPlanError or UnavailableError."""
+    folder = find_model(config.model)
+    index = open_checkpoint(folder)
+    where = str(index.folder / "config.json")
+    architecture = architecture_of(index.config, where)
+    shape: ModelConfig = architecture.read_config(index.config, where)
+    entries = canonical_entries(index.entries)
+    quantization = read_quantization(index.config, where)
+    report = check_census(entries, shape.expected(entries), _UNUSED, str(index.folder))
+    shape.check_constants(entries)
+    draft = shape.has_draft(entries)
+    if not draft and config.mtp == "fixed":
+        raise UnavailableError(
+            f'{index.folder} has no MTP layer, so mtp.mode = "fixed" is not possible.',
+            'Use mtp.mode = "auto" or "off", or a release that brings its mtp.* tensors.',
+        )
+    layout = expert_layout(entries, shape.expert_prefixes(), shape.experts, quantization)
+    draft_layout = expert_layout(entries, shape.draft_expert_prefixes(), shape.experts, quantization) if draft else None
+    notes = []
+    if report.skipped_count:
+        notes.append(
+            f"{report.skipped_count} tensors of the image encoder are not used ({size_text(report.skipped_bytes)})."
+        )
+    dtype, needs, plan = _planned(config, shape, entries, layout, draft_layout, notes)
+    return Survey(
+        index, entries, quantization, shape, layout, draft_layout, shape.row_tables(entries), dtype, needs, plan,
+        tuple(notes),
+    )  # fmt: skip
+
+
+def _planned(
+    config: EngineConfig, shape: ModelConfig, entries: Mapping[str, TensorEntry], layout: ExpertLayout,
+    draft_layout: ExpertLayout | None, notes: list[str],
+) -> tuple[mx.Dtype, Needs, MemoryPlan]:  # fmt: skip
+    """The computing dtype and the plan for it; says in `notes` why the dtype is what it is."""
+    where = machine(gpu=on_gpu(), recommended_bytes=recommended_memory_bytes())
+
+    def plan_for(dtype: mx.Dtype) -> tuple[mx.Dtype, Needs, MemoryPlan]:
+        needs = _needs(shape, entries, layout, draft_layout, dtype.size)
+        return dtype, needs, make_plan(config, needs, where)
+
+    if config.dtype != "auto":
+        return plan_for(_DTYPES[config.dtype])
+    if where.gpu:
+        return plan_for(mx.bfloat16)
+    try:
+        found = plan_for(mx.float32)
+        if found[1].resident_bytes <= found[2].limit_bytes // 2:
+            notes.append("Computing in float32: this is a CPU, and the weights fit.")
+            return found
+    except MemoryPlanError:
+        pass
+    notes.append("Computing in bfloat16: the weights would not fit in float32.")
+    return plan_for(mx.bfloat16)
+
+
+def _needs(
+    shape: ModelConfig, entries: Mapping[str, TensorEntry], layout: ExpertLayout, draft_layout: ExpertLayout | None,
+    item: int,
+) -> Needs:  # fmt: skip
+    resident = {name: e for name, e in entries.items() if shape.is_resident(name) and not name.startswith(_UNUSED)}
+    numbers = {name: e.n_bytes // _item_bytes(e) for name, e in resident.items()}
+    scales = sum(e.n_bytes * 2 for name, e in entries.items() if name.endswith("_scale_inv"))
+
+    def pool(of: ExpertLayout) -> PoolNeeds:
+        slot = -(-of.slot_bytes // PAGE) * PAGE
+        return PoolNeeds(of.n_layers * of.n_experts, of.n_experts, slot, shape.top_k)
+
+    matrix = sum(_numbers(p.shape) for p in layout.parts)
+    return Needs(
+        item_bytes=item,
+        resident_bytes=sum(numbers.values()) * item + scales,
+        largest_bytes=max((e.n_bytes for e in resident.values()), default=0),
+        kv_bytes_a_token=shape.kv_bytes(1024, item) / 1024,
+        state_bytes=shape.state_bytes(item),
+        wide_bytes=shape.wide * item,
+        logits_bytes=shape.vocab * 4,
+        expert_matrix_bytes=matrix * 4,
+        max_context=shape.max_context,
+        experts=pool(layout),
+        draft=pool(draft_layout) if draft_layout is not None else None,
+    )
+
+
+def _item_bytes(entry: TensorEntry) -> int:
+    return max(1, entry.n_bytes // max(1, _numbers(entry.shape)))
+
+
+def _numbers(shape: Sequence[int]) -> int:
+    n = 1
+    for d in shape:
+        n *= d
+    return n
+
+
+def load(config: EngineConfig, progress: Progress = lambda *_: None, reader: Reader | None = None) -> Loaded:
+    """The model of a config, ready to run. `reader` replaces the experts' reader, for tests of faults."""
+    start = time.perf_counter()
+    progress("reading headers", 0, 0, "tensors")
+    s = survey(config)
+    resident = sum(s.shape.is_resident(n) and not n.startswith(_UNUSED) for n in s.entries)
+    with Reader(_LOAD_WORKERS, "off") as loading:
+        take = _Weights(s, loading, lambda done: progress("loading weights", done, resident, "tensors"))
+        model: Model = s.shape.build(take, draft=s.draft_layout is not None)
+        progress("reading scales", 0, 0, "tensors")
+        meter = Meter()
+        computes = ExpertMath(s.layout, s.dtype, _scales(s, s.layout))
+        draft_computes = ExpertMath(s.draft_layout, s.dtype, _scales(s, s.draft_layout)) if s.draft_layout else None
+    reader = reader or Reader(config.read_workers, _direct(config, s))
+    rows_reader = Reader(_ROW_WORKERS, "off")
+    try:
+        store = ExpertStore(s.layout, reader, computes, s.plan.slots, config.policy, meter)
+        draft_store = (
+            ExpertStore(s.draft_layout, reader, draft_computes, s.plan.draft_slots, config.policy, meter)
+            if s.draft_layout is not None and draft_computes is not None
+            else None
+        )
+        tables = [(t, RowStore(t.shards, _table_scale(t), rows_reader)) for t in s.tables]
+        buffers = [LayerBuffer(s.layout, reader, computes, meter) for _ in range(s.plan.layer_buffers)]
+    except BaseException:
+        reader.close()
+        rows_reader.close()
+        raise
+    forward = Forward(model, store, tables, buffers, s.dtype, meter)
+    return Loaded(s, model, forward, store, draft_store, reader, rows_reader, meter, time.perf_counter() - start)
+
+
+def _direct(config: EngineConfig, s: Survey) -> str:
+    """Past the page cache unless told otherwise, or unless all experts fit the slots and are read once anyway."""
+    if config.direct_io != "auto":
+        return config.direct_io
+    return "off" if s.plan.slots >= s.layout.n_layers * s.layout.n_experts else "auto"
+
+
+def _scales(s: Survey, layout: ExpertLayout) -> list[Mapping[str, Any]]:
+    return [expert_scales(s.entries, layout, layer, s.quantization) for layer in range(layout.n_layers)]
+
+
+def _table_scale(table: RowTable) -> Any:
+    if table.scale is None:
+        return None
+    scale = read_tensor(table.scale)
+    check_scales(scale, table.scale)
+    return scale
+
+
+class _Weights:
+    """`Take` over a checkpoint: reads each tensor when the model asks for it, into the memory it will stay in."""
+
+    def __init__(self, s: Survey, reader: Reader, progress: Callable[[int], None]) -> None:
+        self._entries, self._dtype, self._reader = s.entries, s.dtype, reader
+        self._progress, self._done = progress, 0
+
+    def __call__(self, name: str, dtype: mx.Dtype | None = None) -> mx.array:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"Tensor {name!r} is missing.", did_you_mean(name, self._entries), tensor=name)
+        raw = mx.zeros((max(1, entry.n_bytes),), dtype=mx.uint8)
+        mx.eval(raw)
+        ranges = [ReadRange(entry.path, entry.offset, entry.n_bytes, 0)]
+        self._reader.submit(ranges, memoryview(raw).cast("B")).wait()
+        stored = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}[entry.dtype]
+        found = raw.view(stored).reshape(entry.shape).astype(dtype or self._dtype)
+        mx.eval(found)
+        self._done += 1
+        if self._done % 16 == 0:
+            self._progress(self._done)
+        return found
+
+
+def with_model(config: EngineConfig, model: str) -> EngineConfig:
+    """The same settings for another model."""
+    return replace(config, model=model)

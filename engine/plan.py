@@ -1,0 +1,242 @@
+"""The memory plan: what a model needs on this machine, and the budgets that "auto" stands for. Pure arithmetic.
+
+One plan serves the engine, `doctor` and the benchmarks. Terms follow the ways in which programs of this kind ran out of
+memory: the context's keys and values, states kept for rewinding, whole-layer buffers, conversion scratch, allocator cache.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from .config import EngineConfig, parse_budget
+from .errors import MemoryPlanError
+
+__all__ = ["Machine", "MemoryPlan", "Needs", "PoolNeeds", "machine", "make_plan", "size_text"]
+
+GIB, MIB = 1 << 30, 1 << 20
+PROGRAM_BYTES = 200 * MIB
+"""Interpreter, libraries, the interface."""
+MARKS = 4
+"""States kept at stable points of a conversation."""
+PREFILL_WINDOW = 32768
+"""Most prompt tokens that go through the layers in one layer-major pass."""
+_WIDE_KEPT_BYTES = 64 * MIB
+_AUTO_CONTEXT = 32768
+_DRAFT_ALL_BYTES = int(1.3 * GIB)
+_TILES_BYTES = 96 * MIB
+"""Attention scores of one tile of queries, and what is made of them."""
+_GROWTH = 1.25
+"""Rows grow in steps of a quarter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the plan knows of the machine."""
+
+    limit_bytes: int
+    """What this program may use without swapping."""
+    total_bytes: int
+    gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNeeds:
+    """One pool of experts."""
+
+    experts: int
+    """Over all layers."""
+    per_layer: int
+    slot_bytes: int
+    """Bytes of one slot in memory, page padding included."""
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a model asks for, for one computing dtype."""
+
+    item_bytes: int
+    resident_bytes: int
+    largest_bytes: int
+    """The largest resident tensor as stored: scratch while it is converted."""
+    kv_bytes_a_token: float
+    state_bytes: int
+    wide_bytes: int
+    """One row of the residual."""
+    logits_bytes: int
+    """One row of logits in float32."""
+    expert_matrix_bytes: int
+    """One expert in the computing dtype."""
+    max_context: int
+    experts: PoolNeeds
+    draft: PoolNeeds | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The budgets, and every term behind them in bytes."""
+
+    context: int
+    slots: int
+    draft_slots: int
+    layer_buffers: int
+    """0, 1 or 2 whole-layer buffers for prefill; 0 means that prompts go through the slots."""
+    marks: int
+    terms: tuple[tuple[str, int], ...]
+    limit_bytes: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(n for _, n in self.terms)
+
+    def term(self, name: str) -> int:
+        return dict(self.terms)[name]
+
+
+def size_text(n: float) -> str:
+    """Bytes for people: "7.5 GiB"."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", 1024)):
+        if n >= size:
+            return f"{n / size:.1f} {unit}"
+    return f"{int(n)} B"
+
+
+def make_plan(config: EngineConfig, needs: Needs, where: Machine) -> MemoryPlan:
+    """The plan for a config. Raises MemoryPlanError, with the numbers, when what was asked for does not fit."""
+    limit = parse_budget(config.memory_limit).n_bytes or where.limit_bytes
+    context, fixed = _fixed_terms(config, needs, where)
+    left = limit - sum(n for _, n in fixed)
+    draft_slots = _draft_slots(config, needs, left)
+    draft_bytes = draft_slots * needs.draft.slot_bytes if needs.draft else 0
+    left -= draft_bytes
+    pool = needs.experts
+    least = pool.top_k * pool.slot_bytes
+    whole = pool.experts * pool.slot_bytes
+    asked = parse_budget(config.expert_cache)
+    buffers = _layer_buffers(needs, left - (least if asked == parse_budget("auto") else asked.resolve(whole, 0)))
+    left -= buffers * pool.per_layer * pool.slot_bytes
+    budget = asked.resolve(whole, int(left * 0.95))
+    slots = min(pool.experts, budget // pool.slot_bytes)
+    terms = (
+        *fixed,
+        ("draft expert slots", draft_bytes),
+        ("layer buffers", buffers * pool.per_layer * pool.slot_bytes),
+        ("expert slots", slots * pool.slot_bytes),
+    )
+    plan = MemoryPlan(context, slots, draft_slots, buffers, MARKS, terms, limit)
+    if slots < pool.top_k:
+        _refuse_budget(config, plan, least, asked == parse_budget("auto"))
+    if plan.total_bytes > limit:
+        raise MemoryPlanError(
+            f"The model needs {size_text(plan.total_bytes)} with these settings, {size_text(limit)} are available: "
+            + ", ".join(f"{name} {size_text(n)}" for name, n in terms if n)
+            + ".",
+            "Lower offload.expert_cache or model.context, or raise model.memory_limit.",
+        )
+    return plan
+
+
+def _fixed_terms(config: EngineConfig, needs: Needs, where: Machine) -> tuple[int, tuple[tuple[str, int], ...]]:
+    """The planned context and the terms that no budget changes."""
+    context = min(needs.max_context, _AUTO_CONTEXT) if config.context == "auto" else int(config.context)
+    context = min(context, needs.max_context)
+    rounds = 1 + config.max_draft
+    rows = min(config.prefill_step, context)
+    window = min(context, PREFILL_WINDOW) * needs.wide_bytes
+    scratch = (
+        max(needs.largest_bytes if needs.item_bytes > 2 else 0, 10 * rows * needs.wide_bytes + _TILES_BYTES)
+        + 3 * needs.expert_matrix_bytes
+        + 4 * needs.logits_bytes
+    )
+    return context, (
+        ("program", PROGRAM_BYTES),
+        ("resident weights", needs.resident_bytes),
+        ("keys and values", int(needs.kv_bytes_a_token * context * _GROWTH)),
+        ("states", needs.state_bytes * (1 + 1 + MARKS) + rounds * needs.wide_bytes),
+        ("prompt window", window),
+        ("kept for drafting", min(_WIDE_KEPT_BYTES, context * needs.wide_bytes) if needs.draft else 0),
+        ("scratch", scratch),
+        ("allocator cache", 256 * MIB if where.gpu else 0),
+    )
+
+
+def _draft_slots(config: EngineConfig, needs: Needs, left: int) -> int:
+    if needs.draft is None:
+        return 0
+    pool = needs.draft
+    whole = pool.experts * pool.slot_bytes
+    auto = whole if whole <= min(_DRAFT_ALL_BYTES, left // 4) else min(whole, _DRAFT_ALL_BYTES, left // 8)
+    budget = parse_budget(config.draft_expert_cache).resolve(whole, max(auto, pool.top_k * pool.slot_bytes))
+    slots = min(pool.experts, budget // pool.slot_bytes)
+    if slots < pool.top_k:
+        raise MemoryPlanError(
+            f"offload.draft_expert_cache = {config.draft_expert_cache!r} holds {slots} experts; a token needs "
+            f"{pool.top_k} of {size_text(pool.slot_bytes)}.",
+            f'Give it at least {size_text(pool.top_k * pool.slot_bytes)}, or set mtp.mode to "off".',
+        )
+    return slots
+
+
+def _layer_buffers(needs: Needs, left: int) -> int:
+    """As many whole-layer buffers (at most two) as take no more than a third of what is left."""
+    layer = needs.experts.per_layer * needs.experts.slot_bytes
+    return max(0, min(2, left // 3 // layer)) if layer else 0
+
+
+def _refuse_budget(config: EngineConfig, plan: MemoryPlan, least: int, auto: bool) -> None:
+    if auto:
+        raise MemoryPlanError(
+            f"This machine gives {size_text(plan.limit_bytes)}; without any expert the model needs "
+            f"{size_text(plan.total_bytes - plan.term('expert slots'))}, and a token's experts {size_text(least)} more.",
+            "Close other programs, lower model.context, or choose a smaller model.",
+        )
+    raise MemoryPlanError(
+        f"offload.expert_cache = {config.expert_cache!r} holds {plan.slots} experts, fewer than the experts of one token.",
+        f"Give it at least {size_text(least)}.",
+    )
+
+
+def machine(*, gpu: bool = False, recommended_bytes: int | None = None) -> Machine:
+    """This machine: a share of what is free now, below any cgroup limit and Metal's recommended working set."""
+    total, free = _memory()
+    limit = int(free * 0.9)
+    cgroup = _cgroup_left()
+    if cgroup is not None:
+        limit = min(limit, int(cgroup * 0.95))
+    if recommended_bytes is not None:
+        limit = min(limit, recommended_bytes)
+    return Machine(limit, total, gpu)
+
+
+def _memory() -> tuple[int, int]:
+    """(total, available now) in bytes; what this process holds already counts as available."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if sys.platform == "darwin":
+        return total, int(total * 0.75)
+    with open("/proc/meminfo", encoding="ascii") as f:
+        fields = dict(line.split(":", 1) for line in f)
+    return total, int(fields["MemAvailable"].split()[0]) * 1024 + resident_set_bytes()
+
+
+def resident_set_bytes() -> int:
+    """Resident set of this process now."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _cgroup_left() -> int | None:
+    """Bytes that the control group still gives, this process's own included; None without a limit."""
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as f:
+            text = f.read().strip()
+        return None if text == "max" else int(text)
+    except (OSError, ValueError):
+        return None

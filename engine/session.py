@@ -1,0 +1,257 @@
+"""One token timeline over a loaded model: sync it with a prompt, step it, mark it, rewind it.
+
+Recurrent states cannot be trimmed, so marks (the states of all layers at one position) are kept at points that later
+prompts will share. Invariant: `tokens` are exactly the ids that every cache has seen; after any error it is so again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .cache.base import arrays_of
+from .config import EngineConfig
+from .decode import Step, plain_steps
+from .errors import ContextFullError, RequestError
+from .loader import Loaded, Progress, load
+from .meter import Meter
+from .plan import resident_set_bytes
+from .prompt import OnProgress, PromptOrder, run_prompt
+from .sampling import Sampler
+from .stats import ContextStats, EngineStats, MemoryStats, MtpStats, ThroughputStats
+from .types import Sampling
+
+__all__ = ["Mark", "Session"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point of the timeline that can be gone back to."""
+
+    position: int
+    states: list[Any]
+    """Every layer's saved state."""
+    wide: mx.array | None
+    """Residual of the last row [1, W]; None at position 0."""
+    nbytes: int
+
+
+class Session:
+    """A model and the conversation it has seen. Not thread-safe: one thread opens, uses and closes it."""
+
+    def __init__(self, loaded: Loaded, config: EngineConfig) -> None:
+        self.loaded, self.config = loaded, config
+        self.model, self.forward = loaded.model, loaded.forward
+        self.caches = [layer.new_cache() for layer in self.model.layers]
+        self.tokens: list[int] = []
+        self.context = loaded.survey.plan.context
+        self._order = PromptOrder(config.prefill_step, config.layer_major_threshold)
+        self._wide: mx.array | None = None
+        self._marks: list[Mark] = [self._mark(0, [c.save() for c in self.caches], None)]
+        self._throughput = ThroughputStats()
+
+    @classmethod
+    def open(cls, config: EngineConfig, progress: Progress = lambda *_: None) -> Session:
+        """Load the config's model. Raises the errors of `loader.load`."""
+        return cls(load(config, progress), config)
+
+    def close(self) -> None:
+        """End the reading threads; the session is not usable afterwards."""
+        self.loaded.close()
+
+    # ---- the timeline
+
+    @property
+    def meter(self) -> Meter:
+        return self.loaded.meter
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the token that would be sampled next: all tokens up to here have been consumed."""
+        return len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        return self.context - len(self.tokens)
+
+    def prompt(
+        self, ids: Sequence[int], boundaries: Sequence[int] = (), progress: OnProgress = lambda *_: None
+    ) -> tuple[mx.array, int]:
+        """Make `ids` the timeline, computing only what is new. Returns (logits [V] behind the last id, ids reused).
+
+        `boundaries` are prefix lengths at which later prompts may part from this one. Raises RequestError for ids that
+        the model does not have, ContextFullError when they do not fit; then the timeline is as before.
+        """
+        self._check_ids(ids)
+        reused = self.sync(ids)
+        new = list(ids[reused:])
+        cuts = [b - reused for b in boundaries]
+        with self.meter.phase("prefill"), self._all_or_nothing():
+            last = run_prompt(
+                self.forward, self.caches, self.tokens, new, self._order, cuts=cuts,
+                on_cut=lambda offset, states, wide: self._add_mark(self._mark(reused + offset, states, wide)),
+                progress=progress,
+            )  # fmt: skip
+            logits = self.model.head(last)[0]
+            with self.meter.wait("output_sync"):
+                mx.eval(logits)
+            self._wide = last
+            self.tokens.extend(new)
+        self.mark()
+        return logits, reused
+
+    def step(self, token: int) -> mx.array:
+        """Consume one token; logits [V] behind it, not evaluated."""
+        with self._all_or_nothing():
+            wide = self.forward.token_major(self.caches, self.tokens[-16:], [token])
+            logits = self.model.head(wide)[0]
+        self._wide = wide
+        self.tokens.append(token)
+        return logits
+
+    def sync(self, ids: Sequence[int]) -> int:
+        """Go back to the latest state whose tokens begin `ids`, leaving at least one id to compute. Returns its length."""
+        shared = common_prefix(self.tokens, ids)
+        most = min(shared, len(ids) - 1)
+        if self.position <= most:
+            return self.position
+        best = max((m for m in self._marks if m.position <= most), key=lambda m: m.position)
+        self.rewind(best)
+        return best.position
+
+    def rewind(self, mark: Mark) -> None:
+        """Make the timeline end at a mark of its own."""
+        for cache, state in zip(self.caches, mark.states):
+            cache.restore(state)
+        self._wide = mark.wide
+        del self.tokens[mark.position :]
+        self._marks = [m for m in self._marks if m.position <= mark.position]
+
+    def mark(self) -> None:
+        """Keep the present state as one to come back to."""
+        mx.eval(arrays_of(self.caches))
+        self._add_mark(self._mark(self.position, [c.save() for c in self.caches], self._wide))
+
+    def _mark(self, position: int, states: list[Any], wide: mx.array | None) -> Mark:
+        n_bytes = sum(c.saved_nbytes() for c in self.caches) + (0 if wide is None else wide.nbytes)
+        return Mark(position, states, None if wide is None else mx.contiguous(wide), n_bytes if position else 0)
+
+    def _add_mark(self, mark: Mark) -> None:
+        """Keep a mark within the plan's number; the start stays, and of the others the oldest go first."""
+        self._marks = sorted((*(m for m in self._marks if m.position != mark.position), mark), key=lambda m: m.position)
+        while len(self._marks) > 1 + self.loaded.survey.plan.marks:
+            del self._marks[1]
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """On any error the caches, marks and tokens are as before."""
+        saved = [c.save() for c in self.caches]
+        marks, length = list(self._marks), len(self.tokens)
+        try:
+            yield
+        except BaseException:
+            # What is still pending reads slots: it has to be over before anybody gets these slots.
+            mx.eval(arrays_of(self.caches))
+            for cache, state in zip(self.caches, saved):
+                cache.restore(state)
+            self._marks = marks
+            del self.tokens[length:]
+            raise
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("The prompt is empty.", "Write something.")
+        vocab = self.loaded.survey.shape.vocab
+        wrong = next((i for i in ids if not 0 <= i < vocab), None)
+        if wrong is not None:
+            raise RequestError(f"Token id {wrong} is outside the model's vocabulary of {vocab}.")
+        if len(ids) > self.context:
+            raise ContextFullError(
+                f"The conversation has {len(ids):,} tokens; the context holds {self.context:,}.",
+                "Start a new chat, shorten the conversation, or raise model.context.",
+            )
+
+    # ---- for scripts
+
+    def score(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits float32 [T, V] of every position, one prompt pass from an empty state; the timeline is left alone."""
+        self._check_ids(ids)
+        rows: list[np.ndarray] = []
+        caches = [layer.new_cache() for layer in self.model.layers]
+        run_prompt(
+            self.forward, caches, [], list(ids), self._order,
+            on_rows=lambda _, wide: rows.append(np.array(self.model.head(wide))),
+        )  # fmt: skip
+        return np.concatenate(rows)
+
+    def routes(self, ids: Sequence[int]) -> np.ndarray:
+        """Routed experts int32 [layers, T, top_k] of every position, sorted; from an empty state."""
+        self._check_ids(ids)
+        seen: list[list[np.ndarray]] = [[] for _ in self.model.layers]
+        before, self.forward.on_routes = self.forward.on_routes, lambda layer, parts: seen[layer].extend(parts)
+        try:
+            caches = [layer.new_cache() for layer in self.model.layers]
+            run_prompt(self.forward, caches, [], list(ids), self._order)
+        finally:
+            self.forward.on_routes = before
+        return np.stack([np.sort(np.concatenate(parts), axis=-1) for parts in seen]).astype(np.int32)
+
+    def generate(
+        self, ids: Sequence[int], max_tokens: int = 256, sampling: Sampling | None = None, ignore_eos: bool = False
+    ) -> Iterator[Step]:
+        """Continue `ids`; yields steps until a stop id (unless ignored), `max_tokens`, or the end of the context."""
+        sampler = Sampler(sampling or Sampling(temperature=0.0), self.loaded.survey.shape.vocab, ids)
+        logits, _ = self.prompt(ids)
+        stops = () if ignore_eos else self.stop_ids
+        yield from plain_steps(self, logits, sampler, max_tokens, stops)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a reply, from generation_config.json."""
+        found = self.loaded.survey.index.generation_config.get("eos_token_id", ())
+        return (found,) if isinstance(found, int) else tuple(found)
+
+    def stats(self) -> EngineStats:
+        """Everything counted since the model was opened."""
+        draft = self.loaded.draft_store
+        plan = self.loaded.survey.plan
+        marks = self._marks[1:]
+        return EngineStats(
+            throughput=self._throughput,
+            mtp=MtpStats(mode=self.config.mtp, limit=self.config.zero_acceptance_limit),
+            experts=self.loaded.store.stats(),
+            draft_experts=EngineStats().draft_experts if draft is None else draft.stats(),
+            ssd=self.loaded.reader.stats(),
+            memory=MemoryStats(
+                active_bytes=mx.get_active_memory(), peak_bytes=mx.get_peak_memory(), cache_bytes=mx.get_cache_memory(),
+                rss_bytes=resident_set_bytes(), plan_bytes=plan.total_bytes, limit_bytes=plan.limit_bytes,
+            ),
+            context=ContextStats(
+                used=self.position, limit=self.context, marks=len(marks), mark_bytes=sum(m.nbytes for m in marks)
+            ),
+            timing=self.meter.copy(),
+        )  # fmt: skip
+
+    def count(self, **changes: Any) -> None:
+        """Add to the throughput counters; `ttft_s` is replaced."""
+        t = self._throughput
+        ttft = changes.pop("ttft_s", t.ttft_s)
+        self._throughput = replace(t, ttft_s=ttft, **{k: getattr(t, k) + v for k, v in changes.items()})
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids two timelines begin with alike."""
+    n = min(len(a), len(b))
+    low = 0
+    while low < n:
+        # Whole stretches are compared at once; only the stretch that differs is looked at closely.
+        size = min(1024, n - low)
+        if list(a[low : low + size]) != list(b[low : low + size]):
+            return low + next(i for i in range(size) if a[low + i] != b[low + i])
+        low += size
+    return n
