@@ -62,7 +62,8 @@ def read_quantization(config: Mapping[str, Any], where: str) -> Quantization:
     if table is None:
         text = config.get("text_config")
         table = text.get("quantization_config") if isinstance(text, Mapping) else None
-    if table is None and config.get("quantization") is not None:
+    named = isinstance(table, Mapping) and "quant_method" in table
+    if not named and config.get("quantization") is not None:
         raise CheckpointError(
             f"{where}: the weights are quantised by MLX ({shown(config['quantization'])}), which is not supported.",
             "Use the BF16 or the FP8 release.",

@@ -105,14 +105,14 @@ class ExpertLayout:
 
     def ranges(self, layer: int, expert: int) -> tuple[ReadRange, ...]:
         """The reads that fill one slot; neighbours in both the file and the slot are one. IndexError out of range."""
-        if not (0 <= layer < self.n_layers and 0 <= expert < self.n_experts):
-            raise IndexError(f"no expert ({layer}, {expert}) in {self.n_layers} x {self.n_experts}")
+        self._check(layer, expert)
         files, offsets = self._files[layer, expert].tolist(), self._offsets[layer, expert].tolist()
         pieces = [(files[i], offsets[i], part.n_bytes, part.slot_offset) for i, part in enumerate(self.parts)]
         return _merged(pieces, self._paths)
 
     def layer_ranges(self, layer: int) -> tuple[ReadRange, ...]:
         """The reads that fill a whole-layer buffer (expert e at e * slot_bytes), in file order, merged where possible."""
+        self._check(layer, 0)
         files, offsets = self._files[layer].tolist(), self._offsets[layer].tolist()
         pieces = [
             (files[e][i], offsets[e][i], part.n_bytes, e * self.slot_bytes + part.slot_offset)
@@ -121,6 +121,10 @@ class ExpertLayout:
         ]
         pieces.sort()
         return _merged(pieces, self._paths)
+
+    def _check(self, layer: int, expert: int) -> None:
+        if not (0 <= layer < self.n_layers and 0 <= expert < self.n_experts):
+            raise IndexError(f"no expert ({layer}, {expert}) in {self.n_layers} x {self.n_experts}")
 
 
 def _merged(pieces: list[tuple[int, int, int, int]], paths: tuple[str, ...]) -> tuple[ReadRange, ...]:
@@ -225,12 +229,11 @@ def expert_scales(
         stem, tail = f"{layout.prefixes[layer]}.mlp.experts", _SINGLE[part.role]
         expert_of: dict[TensorEntry, int] = {}
         for expert in range(layout.n_experts):
-            scale = stored_as(entries, f"{stem}.{expert}.{tail}", quantization).scale
-            if scale is None:
-                raise _fault(
-                    entries[f"{stem}.{expert}.{tail}"], f"is not {part.dtype} with scales like the first expert"
-                )
-            expert_of[entries[scale]] = expert
+            name = f"{stem}.{expert}.{tail}"
+            stored = stored_as(entries, name, quantization)
+            if stored.kind != "fp8_block" or stored.scale is None:
+                raise _fault(entries[name], "has no scales per block, unlike expert 0 of the first layer")
+            expert_of[entries[stored.scale]] = expert
         shape = next(iter(expert_of)).shape
         scales = np.empty((layout.n_experts, *shape), np.uint16)
         for entry, values in read_tensors(expert_of):

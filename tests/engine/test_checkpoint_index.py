@@ -76,7 +76,8 @@ def refused(folder):
         open_checkpoint(folder)
     message = str(caught.value)
     message.encode()  # printable on any terminal
-    assert "\n" not in message and "\x1b" not in message
+    assert "\n" not in message
+    assert "\x1b" not in message
     return caught.value
 
 
@@ -96,7 +97,9 @@ def entry(dtype="BF16", shape=(2,), span=(0, 4)):
 def test_an_indexed_folder_gives_every_entry_its_place(model):
     index = open_checkpoint(str(model))
     assert list(index.entries) == ALL
-    assert index.folder == model and index.config == CONFIG and index.generation_config == {}
+    assert index.folder == model
+    assert index.config == CONFIG
+    assert index.generation_config == {}
     assert index.total_bytes == 24 + 16 + 16 + 5
     tensor = index.entries[ALL[1]]
     assert (tensor.name, tensor.dtype, tensor.shape, tensor.n_bytes) == (ALL[1], "BF16", (4, 2), 16)
@@ -179,6 +182,7 @@ def test_a_missing_folder_a_file_and_a_folder_without_config_are_refused(tmp_pat
         (b'{"a": ' + b"1" * 5000 + b"}", "number too long"),
         (b'{"a": 1, "a": 2}', "'a' twice"),
     ],
+    ids=["comma", "encoding", "list", "empty", "deep", "number", "repeated"],
 )
 def test_a_json_file_that_is_none_is_named_with_its_line(model, file, text, why):
     (model / file).write_bytes(text)
@@ -200,7 +204,8 @@ def test_a_folder_or_a_pipe_in_place_of_a_file_is_refused_at_once(model):
 def test_an_absent_shard_is_named_with_and_without_an_index(model):
     (model / FIRST).unlink()
     error = refused(model)
-    assert error.path == str(model / FIRST) and "is missing" in str(error)
+    assert error.path == str(model / FIRST)
+    assert "is missing" in str(error)
     (model / "model.safetensors.index.json").unlink()
     assert refused(model).path == str(model / FIRST)
 
@@ -223,19 +228,23 @@ def test_an_index_naming_a_tensor_that_its_shard_lacks_is_refused_with_near_name
     edit_index(model, lambda table: table["weight_map"].update({"model.language_model.layers.0.bb.weight": FIRST}))
     error = refused(model)
     assert error.tensor == "model.language_model.layers.0.bb.weight"
-    assert FIRST in str(error) and "model.language_model.layers.0.b.weight" in str(error)
+    assert FIRST in str(error)
+    assert "model.language_model.layers.0.b.weight" in str(error)
 
 
 def test_a_shard_with_a_tensor_that_the_index_lacks_is_refused(model):
     edit_index(model, lambda table: table["weight_map"].pop(ALL[0]))
     error = refused(model)
-    assert error.tensor == ALL[0] and error.path == str(model / FIRST)
+    assert error.tensor == ALL[0]
+    assert error.path == str(model / FIRST)
 
 
 def test_an_index_that_puts_a_tensor_into_the_wrong_shard_is_refused(model):
     edit_index(model, lambda table: table["weight_map"].update({ALL[0]: SECOND}))
     error = refused(model)
-    assert error.tensor == ALL[0] and SECOND in str(error) and FIRST in str(error)
+    assert error.tensor == ALL[0]
+    assert SECOND in str(error)
+    assert FIRST in str(error)
 
 
 @pytest.mark.parametrize("size", [62, 0, "61", [61], 61.5])
@@ -244,7 +253,9 @@ def test_a_total_size_that_lies_is_refused(model, size):
     assert "total_size" in str(refused(model))
 
 
-@pytest.mark.parametrize("shard", ["../x.safetensors", "/etc/passwd", "x.bin", "", 7, None, "a\x00.safetensors", "\ud800"])
+@pytest.mark.parametrize(
+    "shard", ["../x.safetensors", "/etc/passwd", "x.bin", "", 7, None, "a\x00.safetensors", "\ud800"]
+)
 def test_an_index_can_only_name_files_of_its_folder(model, shard):
     edit_index(model, lambda table: table["weight_map"].update({ALL[0]: shard}))
     assert refused(model).tensor == ALL[0]
@@ -260,7 +271,9 @@ def test_a_tensor_in_two_shards_is_refused(model):
     (model / "model.safetensors.index.json").unlink()
     write_shard(model / "model-extra.safetensors", {ALL[0]: TENSORS[ALL[0]]})
     error = refused(model)
-    assert error.tensor == ALL[0] and "model-extra" in str(error) and FIRST in str(error)
+    assert error.tensor == ALL[0]
+    assert "model-extra" in str(error)
+    assert FIRST in str(error)
 
 
 # --- faults of one safetensors file -----------------------------------------------------------------------------------
@@ -284,7 +297,8 @@ def test_a_file_shorter_or_longer_than_its_header_says_is_refused(model):
     size = (model / FIRST).stat().st_size
     os.truncate(model / FIRST, size - 1)
     error = refused(model)
-    assert "shorter" in str(error) and error.tensor == ALL[1]
+    assert "shorter" in str(error)
+    assert error.tensor == ALL[1]
     os.truncate(model / FIRST, size + 1)
     assert "longer" in str(refused(model))
 
@@ -299,6 +313,7 @@ def test_a_file_shorter_or_longer_than_its_header_says_is_refused(model):
         b'{"\xff": 1}',
         b'{"a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}, "a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
     ],
+    ids=["text", "value", "cut", "deep", "encoding", "repeated"],
 )
 def test_a_header_that_is_no_json_object_is_refused(tmp_path, raw):
     assert refused(single(tmp_path, raw, b"x")).path == str(tmp_path / "model.safetensors")
@@ -337,20 +352,25 @@ def test_a_header_that_is_no_json_object_is_refused(tmp_path, raw):
 def test_a_tensor_that_cannot_be_is_named_with_the_reason(tmp_path, info, why):
     error = refused(single(tmp_path, {"good.weight": entry("U8", (0,), (0, 0)), "bad.weight": info}, b"1234"))
     assert why in str(error)
-    assert error.tensor == "bad.weight" and error.path == str(tmp_path / "model.safetensors")
+    assert error.tensor == "bad.weight"
+    assert error.path == str(tmp_path / "model.safetensors")
 
 
 def test_overlapping_tensors_are_refused(tmp_path):
     error = refused(single(tmp_path, {"a": entry(span=(0, 4)), "b": entry(span=(2, 6))}, b"123456"))
-    assert error.tensor == "b" and "overlaps 'a' by 2 bytes" in str(error)
+    assert error.tensor == "b"
+    assert "overlaps 'a' by 2 bytes" in str(error)
 
 
 def test_a_gap_between_tensors_is_refused(tmp_path):
     error = refused(single(tmp_path, {"a": entry(span=(0, 4)), "b": entry(span=(5, 9))}, b"123456789"))
-    assert error.tensor == "b" and "lies 1 bytes behind" in str(error)
+    assert error.tensor == "b"
+    assert "lies 1 bytes behind" in str(error)
 
 
-@pytest.mark.parametrize("name", ["\x1b[2J", "\ud800", "\n", "x" * 10_000])
+@pytest.mark.parametrize(
+    "name", ["\x1b[2J", "\ud800", "\n", "x" * 10_000], ids=["escape", "surrogate", "newline", "long"]
+)
 def test_a_hostile_name_does_not_reach_the_terminal(tmp_path, name):
     header = json.dumps({name: entry("NO")}).encode()
     assert len(str(refused(single(tmp_path, header, b"1234")))) < 1000
@@ -396,7 +416,8 @@ def test_tensors_are_read_with_their_own_bytes_dtype_and_shape(model):
         array = read_tensor(entries[name])
         place = entries[name]
         data = Path(place.path).read_bytes()[place.offset : place.offset + place.n_bytes]
-        assert array.dtype == np.dtype(dtype) and array.shape == place.shape
+        assert array.dtype == np.dtype(dtype)
+        assert array.shape == place.shape
         assert array.tobytes() == data
 
 
@@ -500,7 +521,11 @@ def test_a_well_formed_header_of_nonsense_never_raises_anything_else(tmp_path, h
 
 
 @many
-@given(table=st.fixed_dictionaries({"weight_map": st.dictionaries(st.sampled_from(ALL), json_values), "metadata": json_values}))
+@given(
+    table=st.fixed_dictionaries(
+        {"weight_map": st.dictionaries(st.sampled_from(ALL), json_values), "metadata": json_values}
+    )
+)
 def test_an_index_of_nonsense_never_raises_anything_else(model, table):
     write_index(model, table)
     opened_or_refused(model)
