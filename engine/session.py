@@ -21,7 +21,7 @@ from .errors import ContextFullError, RequestError
 from .loader import Loaded, Progress, load
 from .meter import Meter
 from .plan import resident_set_bytes
-from .prompt import OnProgress, PromptOrder, run_prompt
+from .prefill import OnProgress, PromptOrder, run_prompt
 from .sampling import Sampler
 from .stats import ContextStats, EngineStats, MemoryStats, MtpStats, ThroughputStats
 from .types import Sampling
