@@ -21,6 +21,7 @@ __all__ = [
     "E4M3",
     "Quantization",
     "Stored",
+    "bad_scale",
     "bf16_to_f32",
     "check_scales",
     "dequantise_block",
@@ -133,11 +134,16 @@ def _check_scale_entry(scale: TensorEntry, shapes: tuple[tuple[int, ...], ...]) 
         raise _fault(scale, f"is {scale.dtype} {list(scale.shape)}, expected BF16 {list(shapes[0])}")
 
 
+def bad_scale(scales: np.ndarray) -> tuple[int, ...] | None:
+    """The position of the first BF16 scale (uint16 bits) that is not positive and finite; None when all are."""
+    bad = (scales == 0) | (scales >= 0x7F80)  # zero; infinities, NaNs and everything with the sign bit set
+    return tuple(int(i) for i in np.argwhere(bad)[0]) if bad.any() else None
+
+
 def check_scales(scales: np.ndarray, entry: TensorEntry) -> None:
     """Refuse BF16 scales (uint16 bits) that are not positive and finite: CheckpointError with tensor and position."""
-    bad = (scales == 0) | (scales >= 0x7F80)  # zero; infinities, NaNs and everything with the sign bit set
-    if bad.any():
-        position = tuple(int(i) for i in np.argwhere(bad)[0])
+    position = bad_scale(scales)
+    if position is not None:
         value = float(bf16_to_f32(scales[position]))
         raise _fault(entry, f"holds the scale {value} at {list(position)}; scales are positive and finite")
 

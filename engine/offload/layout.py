@@ -14,7 +14,7 @@ import numpy as np
 from ..checkpoint.header import ITEM_BYTES, TensorEntry, shown
 from ..checkpoint.index import read_tensors
 from ..checkpoint.names import did_you_mean
-from ..checkpoint.quant import Quantization, Stored, check_scales, stored_as
+from ..checkpoint.quant import Quantization, Stored, bad_scale, check_scales, stored_as
 from ..errors import CheckpointError
 
 __all__ = ["ExpertLayout", "Part", "ReadRange", "expert_layout", "expert_scales"]
@@ -222,25 +222,33 @@ def expert_scales(
 
     Read from disk, all of them checked. Raises CheckpointError for a scale that is missing, misshapen or not positive.
     """
-    found: dict[str, np.ndarray] = {}
+    scales: dict[str, list[TensorEntry]] = {}
     for part in layout.parts:
-        if layout.stored[part.role].kind == "plain":
-            continue
-        stem, tail = f"{layout.prefixes[layer]}.mlp.experts", _SINGLE[part.role]
-        expert_of: dict[TensorEntry, int] = {}
-        for expert in range(layout.n_experts):
-            name = f"{stem}.{expert}.{tail}"
-            stored = stored_as(entries, name, quantization)
-            if stored.kind != "fp8_block" or stored.scale is None:
-                raise _fault(entries[name], "has no scales per block, unlike expert 0 of the first layer")
-            expert_of[entries[stored.scale]] = expert
-        shape = next(iter(expert_of)).shape
-        scales = np.empty((layout.n_experts, *shape), np.uint16)
-        for entry, values in read_tensors(expert_of):
-            check_scales(values, entry)
-            scales[expert_of[entry]] = values
-        found[part.role] = scales
+        if layout.stored[part.role].kind != "plain":
+            scales[part.role] = [
+                _block_scale(
+                    entries, f"{layout.prefixes[layer]}.mlp.experts.{expert}.{_SINGLE[part.role]}", quantization
+                )
+                for expert in range(layout.n_experts)
+            ]
+    found = {role: np.empty((layout.n_experts, *places[0].shape), np.uint16) for role, places in scales.items()}
+    target = {entry.name: found[role][expert] for role in scales for expert, entry in enumerate(scales[role])}
+    # All roles in one pass: their scales are neighbours in the file, so a layer is one read.
+    for entry, values in read_tensors(entry for places in scales.values() for entry in places):
+        target[entry.name][...] = values
+    for role, values in found.items():
+        position = bad_scale(values)
+        if position is not None:
+            check_scales(values[position[0]], scales[role][position[0]])
     return found
+
+
+def _block_scale(entries: Mapping[str, TensorEntry], name: str, quantization: Quantization) -> TensorEntry:
+    """The scale tensor of one expert's matrix."""
+    stored = stored_as(entries, name, quantization)
+    if stored.kind != "fp8_block" or stored.scale is None:
+        raise _fault(entries[name], "has no scales per block, unlike expert 0 of the first layer")
+    return entries[stored.scale]
 
 
 def _fault(entry: TensorEntry, why: str) -> CheckpointError:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from qwen_chat_mlx.engine.checkpoint import index as index_module
 from qwen_chat_mlx.engine.checkpoint.header import TensorEntry
 from qwen_chat_mlx.engine.checkpoint.index import open_checkpoint, read_tensor
 from qwen_chat_mlx.engine.checkpoint.names import canonical_entries
@@ -298,6 +299,16 @@ def test_scales_are_gathered_by_expert_number(tmp_path):
             for e in range(12):
                 name = f"{prefix}.mlp.experts.{e}.{role}_proj.weight_scale_inv"
                 assert np.array_equal(values[e], read_tensor(entries[name]))
+
+
+def test_the_scales_of_a_layer_are_one_read(tmp_path, monkeypatch):
+    entries = write(tmp_path, [in_order(joined(single(p, 12) for p in prefixes_of(2)))])
+    layout = expert_layout(entries, prefixes_of(2), 12, FP8)
+    reads = []
+    read = index_module._read_bytes
+    monkeypatch.setattr(index_module, "_read_bytes", lambda *place: reads.append(place) or read(*place))
+    expert_scales(entries, layout, 1, FP8)
+    assert len(reads) == 1
 
 
 def test_a_bad_scale_of_one_expert_is_named(tmp_path):
