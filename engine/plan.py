@@ -60,7 +60,7 @@ class Needs:
     item_bytes: int
     resident_bytes: int
     largest_bytes: int
-    """The largest resident tensor as stored: scratch while it is converted."""
+    """The largest resident tensor as stored; converting it to float32 and laying it out takes three times that."""
     kv_bytes_a_token: float
     state_bytes: int
     wide_bytes: int
@@ -147,7 +147,7 @@ def _fixed_terms(config: EngineConfig, needs: Needs, where: Machine) -> tuple[in
     rows = min(config.prefill_step, context)
     window = min(context, PREFILL_WINDOW) * needs.wide_bytes
     scratch = (
-        max(needs.largest_bytes if needs.item_bytes > 2 else 0, 10 * rows * needs.wide_bytes + _TILES_BYTES)
+        max(3 * needs.largest_bytes if needs.item_bytes > 2 else 0, 10 * rows * needs.wide_bytes + _TILES_BYTES)
         + 3 * needs.expert_matrix_bytes
         + 4 * needs.logits_bytes
     )

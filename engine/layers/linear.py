@@ -11,6 +11,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from .device import product_layout
+
 __all__ = ["Linear", "Take", "linear", "under"]
 
 Linear = Callable[[mx.array], mx.array]
@@ -33,7 +35,7 @@ def under(take: Take, prefix: str) -> Take:
 
 def linear(weight: mx.array) -> Linear:
     """x [..., in] -> x @ weight.T [..., out], for weight [out, in]."""
-    transposed = weight.T
+    transposed = product_layout(weight)
 
     def product(x: mx.array) -> mx.array:
         return x @ transposed
