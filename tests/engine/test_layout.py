@@ -16,7 +16,7 @@ from qwen_chat_mlx.engine.checkpoint.index import open_checkpoint, read_tensor
 from qwen_chat_mlx.engine.checkpoint.names import canonical_entries
 from qwen_chat_mlx.engine.checkpoint.quant import Quantization
 from qwen_chat_mlx.engine.errors import CheckpointError
-from qwen_chat_mlx.engine.offload.layout import ExpertLayout, expert_layout, expert_scales
+from qwen_chat_mlx.engine.offload.layout import expert_layout, expert_scales
 
 FP8 = Quantization("fp8", (4, 4))
 PLAIN = Quantization(None, None)
@@ -392,75 +392,3 @@ def test_fused_fp8_experts_are_refused(tmp_path):
         stem + "gate_up_proj_scale_inv": ("BF16", (2, 3, 2)),
     }
     assert "only matrices" in refused(write(tmp_path, [tensors]), ["mtp.layers.0"], 2)
-
-
-# --- the real size ----------------------------------------------------------------------------------------------------
-
-
-def release(layers, experts):
-    """Names and kinds of the routed experts at the published FP8 release's shapes, draft layer included."""
-    tensors = {}
-    for prefix in [*prefixes_of(layers), "mtp.layers.0"]:
-        for e in range(experts):
-            for part, shape in (("gate", (640, 2560)), ("up", (640, 2560)), ("down", (2560, 640))):
-                stem = f"{prefix}.mlp.experts.{e}.{part}_proj.weight"
-                tensors[stem] = ("F8_E4M3", shape)
-                tensors[stem + "_scale_inv"] = ("BF16", (shape[0] // 128, shape[1] // 128))
-    return tensors
-
-
-def write_sparse(folder, tensors, shards):
-    """Files of the right size with nothing in them but headers, cut by number of tensors, and their index."""
-    names = sorted(tensors)
-    per = -(-len(names) // shards)
-    weight_map, total = {}, 0
-    for i in range(shards):
-        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
-        header, end = {}, 0
-        for name in sorted(names[i * per : (i + 1) * per], key=lambda n: written_order((n, tensors[n]))):
-            dtype, shape = tensors[name]
-            begin, end = end, end + prod(shape) * BYTES[dtype]
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-            weight_map[name] = file
-        raw = json.dumps(header).encode()
-        with open(folder / file, "wb") as out:
-            out.write(len(raw).to_bytes(8, "little") + raw)
-            out.truncate(8 + len(raw) + end)
-        total += end
-    (folder / "config.json").write_text("{}")
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return total
-
-
-def check_release(folder, layers, experts, shards):
-    quantization = Quantization("fp8", (128, 128))
-    tensors = release(layers, experts)
-    total = write_sparse(folder, tensors, shards)
-    index = open_checkpoint(folder)
-    assert len(index.entries) == len(tensors)
-    assert index.total_bytes == total
-    layout = expert_layout(canonical_entries(index.entries), prefixes_of(layers), experts, quantization)
-    assert isinstance(layout, ExpertLayout)
-    assert layout.slot_bytes == layout.expert_bytes == 3 * 640 * 2560
-    reads = [len(layout.ranges(layer, e)) for layer in range(layers) for e in range(experts)]
-    assert sum(n != 1 for n in reads) < shards
-    assert max(reads) <= 2
-    for layer in range(layers):
-        ranges = layout.layer_ranges(layer)
-        assert sum(r.n_bytes for r in ranges) == experts * layout.expert_bytes
-    return index, layout
-
-
-def test_a_few_layers_at_the_real_shapes_read_each_expert_in_one_piece(tmp_path):
-    check_release(tmp_path, layers=2, experts=64, shards=5)
-
-
-@pytest.mark.slow
-def test_the_real_number_of_tensors_opens_quickly_and_stays_small(tmp_path):
-    index, layout = check_release(tmp_path, layers=48, experts=512, shards=131)
-    assert len(index.entries) == 150_528
-    assert layout.total_bytes == 24_576 * 4_915_200
-    arrays = [getattr(layout, name) for name in ("_files", "_offsets")]
-    assert sum(array.nbytes for array in arrays) < 2**20
-    assert max(len(layout.layer_ranges(layer)) for layer in range(48)) <= 110
