@@ -28,6 +28,7 @@ __all__ = [
     "auto_title",
     "encode",
     "grown",
+    "outline",
     "read_records",
     "replay",
 ]
@@ -123,6 +124,11 @@ def replay(raw: bytes, name: str) -> Replayed:
     return found
 
 
+def outline(raw: bytes) -> bytes:
+    """The file without its deltas, which are most of it: enough for the title and the number of turns."""
+    return b"\n".join(line for line in raw.split(b"\n") if not line.startswith(b'{"type":"delta"'))
+
+
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 
@@ -178,7 +184,7 @@ def grown(turn: SavedTurn, r: Record) -> SavedTurn | None:
     texts = all(isinstance(v, str) for v in (answer, thinking, reason, tokenizer))
     if not texts or (reason and reason not in _REASONS) or not isinstance(r.get("numbers", {}), dict):
         return None
-    if ids is not None and not (isinstance(ids, list) and all(_is_count(i) for i in ids)):
+    if ids is not None and not (isinstance(ids, list) and set(map(type, ids)) <= {int} and min(ids, default=0) >= 0):
         return None
     return replace(
         turn,

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..engine.errors import StorageError, UsageError, nearest
 from ..engine.types import FinishReason, Message, Role, TextKind
-from .conversation_records import FORMAT, VERSION, Record, SavedTurn, auto_title, encode, grown, replay
+from .conversation_records import FORMAT, VERSION, Record, SavedTurn, auto_title, encode, grown, outline, replay
 from .places import make_private_folder
 
 __all__ = ["Conversation", "Entry", "Found", "Store"]
@@ -306,7 +306,7 @@ class Store:
     def list(self, wanted: str = "") -> list[Entry]:
         """The conversations whose titles or ids contain every word of `wanted`, the latest first."""
         words = wanted.casefold().split()
-        found = (self._entry(path)[0] for path in self._paths())
+        found = (self._entry(path, outline)[0] for path in self._paths())
         return [e for e in found if all(w in f"{e.title} {e.id}".casefold() for w in words)]
 
     def search(self, wanted: str) -> Iterator[Found]:
@@ -393,13 +393,13 @@ class Store:
                 continue
         return [path for *_, path in sorted(dated, reverse=True)]
 
-    def _entry(self, path: Path) -> tuple[Entry, list[SavedTurn]]:
+    def _entry(self, path: Path, part: Callable[[bytes], bytes] = bytes) -> tuple[Entry, list[SavedTurn]]:
         try:
             changed, raw = path.stat().st_mtime, path.read_bytes()
         except OSError as e:
             return Entry(path.stem, path.stem, 0.0, 0, path, f"cannot be read: {e.strerror}"), []
         try:
-            found = replay(raw, path.name)
+            found = replay(part(raw), path.name)
         except StorageError as e:
             return Entry(path.stem, path.stem, changed, 0, path, e.message), []
         title = found.title or auto_title(found.turns) or path.stem
