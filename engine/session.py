@@ -6,7 +6,7 @@ prompts will share. Invariant: `tokens` are exactly the ids that every cache has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ from .plan import resident_set_bytes
 from .prefill import OnProgress, PromptOrder, run_prompt
 from .sampling import Sampler
 from .stats import ContextStats, EngineStats, MemoryStats, MtpStats, ThroughputStats
-from .types import Sampling
+from .types import MtpMode, MtpState, Sampling
 
 __all__ = ["Mark", "Session"]
 
@@ -54,6 +54,9 @@ class Session:
         self._wide: mx.array | None = None
         self._marks: list[Mark] = [self._mark(0, [c.save() for c in self.caches], None)]
         self._throughput = ThroughputStats()
+        self._mtp = MtpStats(
+            mode=config.mtp, reason="this version does not draft yet", limit=config.zero_acceptance_limit
+        )
 
     @classmethod
     def open(cls, config: EngineConfig, progress: Progress = lambda *_: None) -> Session:
@@ -176,6 +179,18 @@ class Session:
                 "Start a new chat, shorten the conversation, or raise model.context.",
             )
 
+    def steps(self, logits: mx.array, sampler: Sampler, max_tokens: int, stops: Collection[int]) -> Iterator[Step]:
+        """The reply behind a prompt whose last logits [V] are given; see `decode.plain_steps`."""
+        return plain_steps(self, logits, sampler, max_tokens, stops)
+
+    def set_mtp(self, mode: MtpMode) -> None:
+        """Change the drafting mode, from the next step on."""
+        self._mtp = replace(self._mtp, mode=mode)
+
+    def mtp_now(self) -> tuple[MtpMode, MtpState, str]:
+        """Mode, state and the reason for it."""
+        return self._mtp.mode, self._mtp.state, self._mtp.reason
+
     # ---- for scripts
 
     def score(self, ids: Sequence[int]) -> np.ndarray:
@@ -208,7 +223,7 @@ class Session:
         sampler = Sampler(sampling or Sampling(temperature=0.0), self.loaded.survey.shape.vocab, ids)
         logits, _ = self.prompt(ids)
         stops = () if ignore_eos else self.stop_ids
-        yield from plain_steps(self, logits, sampler, max_tokens, stops)
+        yield from self.steps(logits, sampler, max_tokens, stops)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -223,7 +238,7 @@ class Session:
         marks = self._marks[1:]
         return EngineStats(
             throughput=self._throughput,
-            mtp=MtpStats(mode=self.config.mtp, limit=self.config.zero_acceptance_limit),
+            mtp=self._mtp,
             experts=self.loaded.store.stats(),
             draft_experts=EngineStats().draft_experts if draft is None else draft.stats(),
             ssd=self.loaded.reader.stats(),

@@ -1,0 +1,136 @@
+"""One request from messages to events: template, prompt, steps, text. Runs on the engine's thread; knows no queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from .contract import Emit
+from .decode import Step
+from .errors import Cancelled, ContextFullError
+from .events import PrefillProgress, TextDelta, TurnFinished, TurnStarted
+from .prompt import Prompt
+from .reply import Piece, ReplyReader
+from .sampling import Sampler, resolve_sampling
+from .session import Session
+from .stats import minus
+from .tokenizer import Tokenizer
+from .types import FinishReason, GenerationRequest
+
+__all__ = ["run_turn"]
+
+
+def run_turn(
+    session: Session, tokenizer: Tokenizer, request: GenerationRequest, emit: Emit, between: Callable[[], None]
+) -> None:
+    """Answer a request; ends with TurnFinished or an error of engine/errors. `between` is called between steps.
+
+    Whatever happens, the session's timeline is whole afterwards, so the next request works.
+    """
+    before = session.stats()
+    ids: list[int] = []
+    with session.meter.request():
+        turn = _Turn(session, tokenizer, request, emit, between)
+        try:
+            reason = turn.answer(ids)
+        except Cancelled:
+            turn.say(turn.reader.finish() if turn.reader is not None else [])
+            reason = "cancelled"
+        session.mark()
+    if turn.reader is not None and turn.reader.stopped:
+        del ids[turn.reader.committed :]
+    emit(TurnFinished(request.id, tuple(ids), reason, minus(session.stats(), before), turn.seed))
+
+
+class _Turn:
+    def __init__(
+        self, session: Session, tokenizer: Tokenizer, request: GenerationRequest, emit: Emit,
+        between: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.session, self.tokenizer, self.request = session, tokenizer, request
+        self.emit, self.between = emit, between
+        self.reader: ReplyReader | None = None
+        self.seed = 0
+
+    def answer(self, ids: list[int]) -> FinishReason:
+        """Fill `ids` with the sampled ids; returns why it ended."""
+        start = time.perf_counter()
+        session, request = self.session, self.request
+        config, index = session.config, session.loaded.survey.index
+        sampling = resolve_sampling(request.sampling, config, index.generation_config, request.sampling_changes)
+        prompt = self._prompt()
+        if len(prompt.ids) >= session.context:
+            raise ContextFullError(
+                f"The conversation has {len(prompt.ids):,} tokens; the context holds {session.context:,}.",
+                "Start a new chat, edit an earlier turn, or raise model.context.",
+            )
+        sampler = Sampler(sampling, session.loaded.survey.shape.vocab, prompt.ids)
+        self.seed = sampler.seed
+        logits, reused = session.prompt(prompt.ids, prompt.boundaries, self._progress(len(prompt.ids), start))
+        prefill_s = time.perf_counter() - start
+        session.count(
+            requests=1, prompt_tokens=len(prompt.ids), reused_tokens=reused, prefill_s=prefill_s,
+            prefill_tokens=len(prompt.ids) - reused,
+        )  # fmt: skip
+        self.emit(TurnStarted(request.id, len(prompt.ids), reused, prefill_s))
+        self.reader = ReplyReader(
+            self.tokenizer.token_bytes, think_ids=self.tokenizer.think_ids, starts_thinking=prompt.starts_thinking,
+            stops=request.stop, hidden_ids=self.tokenizer.special_ids,
+        )  # fmt: skip
+        most = request.max_tokens or config.max_tokens or session.context
+        stops = self.tokenizer.stop_ids
+        return self._decode(session.steps(logits, sampler, most, stops), ids, most, start)
+
+    def _prompt(self) -> Prompt:
+        if self.request.raw_prompt is not None:
+            return Prompt(self.request.raw_prompt, tuple(self.tokenizer.encode(self.request.raw_prompt)))
+        r = self.request
+        return self.tokenizer.render(r.messages, r.think, r.continue_last, r.template_options)
+
+    def _progress(self, total: int, start: float) -> Callable[[float, str], None]:
+        """What `session.prompt` reports to: done tokens as events, at most twenty a second."""
+        session, last = self.session, [0.0]
+
+        def tell(done: float, phase: str) -> None:
+            now = time.perf_counter()
+            reused = session.position
+            end = done >= total - reused
+            if end or now - last[0] >= 0.05:
+                last[0] = now
+                took = now - start
+                rate = done / took if took > 0 else 0.0
+                self.emit(PrefillProgress(self.request.id, phase, reused, int(done), total - reused, rate))
+                self.between()
+
+        return tell
+
+    def _decode(self, steps: Iterator[Step], ids: list[int], most: int, start: float) -> FinishReason:
+        session, reader = self.session, self.reader
+        assert reader is not None
+        first = 0.0
+        for step in steps:
+            now = time.perf_counter()
+            if not ids:
+                session.count(ttft_s=now - start)
+                first = now
+            for token in step.tokens:
+                ids.append(token)
+                if token in self.tokenizer.stop_ids:
+                    break
+                self.say(reader.feed(token))
+                if reader.stopped:
+                    break
+            session.count(generated_tokens=len(step.tokens), decode_s=0.0 if now == first else now - first)
+            first = now
+            if reader.stopped:
+                return "stop"
+            self.between()
+            session.meter.check()
+        self.say(reader.finish())
+        if reader.stopped or ids[-1] in self.tokenizer.stop_ids:
+            return "stop"
+        return "length" if len(ids) >= most else "context"
+
+    def say(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self.emit(TextDelta(self.request.id, piece.kind, piece.text, piece.tokens))
