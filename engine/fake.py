@@ -37,6 +37,10 @@ STATS_EVERY_S = 0.25
 STOP_ID = 2
 
 
+def _said(kind: TextKind, parts: list[str]) -> list[tuple[TextKind, str]]:
+    return [(kind, p) for p in parts]
+
+
 class FakeEngine:
     """See the module docstring; `submit`, `cancel`, `set_mtp` and `close` as in engine/contract."""
 
@@ -342,9 +346,7 @@ class FakeEngine:
         for stop in request.stop:
             text = text.split(stop, 1)[0]
         thought = pieces(reply.thinking) if request.think is not False else []
-        out: list[tuple[TextKind, str]] = []
-        out += [("thinking", p) for p in thought]
-        out += [("answer", p) for p in pieces(text)]
+        out = [*_said("thinking", thought), *_said("answer", pieces(text))]
         room = min(request.max_tokens or s.model.context, s.model.context - prompt)
         while True:
             self._take_mtp()

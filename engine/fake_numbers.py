@@ -102,8 +102,8 @@ class FakeCounters:
             took = median * math.exp(self._random.gauss(0, self.disk.spread))
             self._latency.record(took)
         if missed:
-            self.busy_s += min(seconds, missed * median / 4)
-            self.ssd_wait_s += min(seconds, missed * median / 12)
+            self.busy_s += min(seconds, missed * median * 0.8)
+            self.ssd_wait_s += min(seconds, missed * median / 3)
 
     def copy(self) -> EngineStats:
         mode, state, reason, depth = self.mtp

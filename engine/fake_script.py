@@ -67,7 +67,7 @@ class FakeScript:
             name="Fake-35B-A3B", path="/models/fake", layers=48, experts_per_layer=512, top_k=10, context=32768,
             vocab_size=151936, dtype="bfloat16", has_mtp=True, supports_thinking=True,
             tokenizer_fingerprint="fake-tokenizer", checkpoint_fingerprint="fake-checkpoint",
-            expert_cache_bytes=20 * 2**30, expert_bytes_total=160 * 2**30, load_s=0.0,
+            expert_cache_bytes=20 * 2**30, expert_bytes_total=60 * 2**30, load_s=0.0,
         )
     )  # fmt: skip
     load: tuple[tuple[str, int, str], ...] = (("reading headers", 40, "files"), ("loading weights", 1200, "tensors"))

@@ -54,6 +54,8 @@ class GenerationRequest:
     messages: tuple[Message, ...]
     sampling: Sampling | None = None
     """None takes the config's settings over the checkpoint's generation_config.json."""
+    sampling_changes: tuple[tuple[str, float | int | None], ...] = ()
+    """(field of Sampling, value) pairs that replace single settings of `sampling`, or of what it would be as None."""
     think: bool | None = None
     """None leaves the template's own default."""
     max_tokens: int | None = None

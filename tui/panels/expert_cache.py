@@ -1,0 +1,44 @@
+"""Expert cache: how often a routed expert was already in memory, and what the slots hold."""
+
+from __future__ import annotations
+
+from ...engine.stats import EngineStats
+from ..text import numbers
+from .base import Cell, Graph, Judge, Panel, Reading, Row, View
+
+__all__ = ["ExpertCache"]
+
+
+def hit_rate(later: EngineStats, earlier: EngineStats) -> float | None:
+    hits, misses = later.experts.hits - earlier.experts.hits, later.experts.misses - earlier.experts.misses
+    return hits / (hits + misses) if hits + misses else None
+
+
+class ExpertCache(Panel):
+    title, short, order, always = "EXPERT CACHE", "cache", 30, True
+
+    def __init__(self) -> None:
+        self._judge: Judge | None = None
+
+    def read(self, view: View) -> Reading:
+        if self._judge is None:
+            low, high = view.limits.get("hit_rate_limits", (70.0, 90.0))
+            self._judge = Judge(low / 100, high / 100)
+        recent, now = view.recent, view.stats.experts if view.stats else None
+        share = recent.experts.hit_rate
+        level = self._judge.level(share)
+        steps = recent.drafts.rounds + recent.drafts.plain_steps
+        missed = numbers.count(round(recent.experts.misses / steps)) if steps else numbers.NOTHING
+        took = recent.timing.wall_s
+        evicted = numbers.count(round(recent.experts.evictions / took)) if took > 0 else numbers.NOTHING
+        graph = Graph(hit_rate, 0.0, 1.0, level=level)
+        budget = numbers.gib(now.budget_bytes if now else None)
+        rows = (
+            Row((Cell(numbers.percent(share, 1), label="hit", level=level),), (Cell(missed, "/round", "miss"),)),
+            graph,
+            Row(
+                (Cell(numbers.gib(now.resident_bytes if now else None), f"/ {budget} GiB"),),
+                (Cell(evicted, "/s", "evict"),),
+            ),
+        )
+        return Reading(Cell(numbers.percent(share), level=level), rows, graph=graph)

@@ -1,0 +1,180 @@
+"""The chat screen: its layout, and what goes where when the state has changed. What keys do is in screens/actions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from ..keys import ACTIONS
+from ..panels.base import View, find_panels
+from ..text import numbers
+from ..text.layout import Line, plain_lines
+from ..widgets.bar import Bar
+from ..widgets.composer import Composer
+from ..widgets.metrics import MetricsStrip, SidePanel
+from ..widgets.status import header, hints, status
+from ..widgets.transcript import Transcript
+from .actions import ChatActions
+
+if TYPE_CHECKING:
+    from ..app import QwenChatApp
+
+__all__ = ["ChatScreen"]
+
+DIGITS_EVERY_S = 0.5
+
+
+class ChatScreen(ChatActions, Screen[None]):
+    HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (50, "-narrow"), (72, "-normal"), (104, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (14, "-low"), (22, "-mid"), (32, "-tall")]  # noqa: RUF012
+    AUTO_FOCUS = "#composer"
+    BINDINGS = [  # noqa: RUF012
+        Binding(a.keys, a.id, a.what, id=a.id, show=False, priority=a.priority) for a in ACTIONS if a.scope == "app"
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._digits_at = 0.0
+        self._narrow = False
+
+    @property
+    def chat_app(self) -> QwenChatApp:
+        return cast("QwenChatApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        app = self.chat_app
+        panels = find_panels(app.ui.panel_order, app.ui.panel_hide)
+        yield Bar(id="header")
+        with Horizontal(id="body"):
+            yield Transcript(app.state, id="transcript")
+            yield SidePanel(panels, id="side")
+        yield MetricsStrip(panels, id="strip")
+        with Vertical(id="bottom"):
+            yield Bar(id="queued")
+            with Horizontal(id="prompt"):
+                yield Static(">" if app.ui.ascii else "❯", id="mark", markup=False)
+                yield Composer(id="composer")
+        yield Bar(id="status")
+        yield Bar(id="hints")
+
+    def on_mount(self) -> None:
+        self.transcript = self.query_one("#transcript", Transcript)
+        self.composer = self.query_one("#composer", Composer)
+        self.side = self.query_one("#side", SidePanel)
+        self.strip = self.query_one("#strip", MetricsStrip)
+        self.apply_metrics()
+        self.show_all()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.show_all)
+
+    # ---- drawing
+
+    @property
+    def sizes(self) -> tuple[bool, bool, bool]:
+        """(wide, narrow, tiny) by the breakpoints."""
+        width, height = self.app.size
+        return width >= 104, width < 72, width < 50 or height < 14
+
+    def show_all(self) -> None:
+        """Everything, whatever the clock says."""
+        self._digits_at = 0.0
+        self.show()
+
+    def show(self) -> None:
+        """After events were applied: text at once, digits at most twice a second."""
+        if not self.is_running or not hasattr(self, "transcript"):
+            return
+        app, state = self.chat_app, self.chat_app.state
+        now = app.clock()
+        wide, narrow, tiny = self.sizes
+        self.transcript.narrow = narrow
+        if not state.turns:
+            self.transcript.welcome = self._welcome()
+        self.transcript.sync()
+        self._show_queued()
+        due = now - self._digits_at >= DIGITS_EVERY_S
+        if due or not state.busy:
+            self._digits_at = now
+            self.query_one("#header", Bar).show(*header(state, wide, narrow, app.ui.ascii))
+            self.show_metrics()
+        self._show_status(now, narrow, tiny)
+
+    def _show_status(self, now: float, narrow: bool, tiny: bool) -> None:
+        app, state = self.chat_app, self.chat_app.state
+        width = self.app.size.width - 2
+        left, right = status(state, now, narrow, app.ui.ascii)
+        keys = hints(app.keys, width, state.running is not None, app.ui.ascii)
+        if narrow:
+            room = width - left.cell_length - 2
+            right = hints(app.keys, room, state.running is not None, app.ui.ascii)
+        self.query_one("#status", Bar).show(left, right)
+        self.query_one("#hints", Bar).show(keys)
+
+    def show_metrics(self) -> None:
+        app = self.chat_app
+        view = View(app.state, app.clock(), app.ui.ascii, app.limits)
+        if self.side.display:
+            self.side.show(view)
+        if self.strip.display:
+            self.strip.show(view)
+
+    def apply_metrics(self) -> None:
+        """Side, strip or nothing, by the setting and the room there is."""
+        mode = self.chat_app.metrics
+        wide, _, _ = self.sizes
+        self.side.display = mode == "full" and wide
+        self.strip.display = mode == "strip" or (mode == "full" and not wide)
+
+    def _show_queued(self) -> None:
+        state = self.chat_app.state
+        bar = self.query_one("#queued", Bar)
+        bar.display = state.queued is not None
+        if state.queued is not None:
+            first = state.queued.split("\n", 1)[0]
+            more = state.queued.count("\n")
+            said = first + (f" (+{numbers.plural(more, 'line')})" if more else "")
+            bar.show(
+                Content.assemble(("queued ", "bold $text-accent"), said), Content.styled("⏎ edits it", "$text-muted")
+            )
+
+    def _welcome(self) -> list[Line]:
+        state, width = self.chat_app.state, self.transcript.column
+        if state.phase == "failed" and state.failure is not None:
+            lines = plain_lines("The model could not be loaded.", width, "bold $text-error")
+            lines += plain_lines(state.failure.message, width)
+            if state.failure.hint:
+                lines += plain_lines(state.failure.hint, width, "$text-muted")
+            return [Line(Content("")), *lines]
+        lines = [Line(Content("")), *plain_lines("Ask something.", width, "bold")]
+        if state.phase == "loading":
+            lines += plain_lines("The model is loading. A prompt sent now waits for it.", width, "$text-muted")
+        elif state.model is not None:
+            for note in state.model.notes:
+                lines += plain_lines(note, width, "$text-muted")
+        lines += plain_lines("/ lists the commands, F1 explains the keys and the panels.", width, "$text-muted")
+        return lines
+
+    # ---- what widgets report
+
+    @on(Composer.Submitted)
+    def _submitted(self, event: Composer.Submitted) -> None:
+        self.submit_text(event.text)
+
+    @on(Composer.QuitAsked)
+    def _quit_asked(self) -> None:
+        self.action_quit()
+
+    @on(Transcript.Clicked)
+    def _clicked(self, event: Transcript.Clicked) -> None:
+        if event.action == "thought":
+            self.transcript.fold(event.turn)
+        elif event.action == "copy_code":
+            self.copy_text(self.transcript.codes(event.turn)[event.index], "code block")

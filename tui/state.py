@@ -1,0 +1,310 @@
+"""Everything the screen shows, as plain data: an event arrives, `apply` changes the state, widgets draw from it.
+
+Runs on the UI thread only. Knows no widget, no file and no tensor. All text that enters goes through the sanitiser.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ..engine.events import (
+    EngineFailed,
+    Event,
+    ModelLoading,
+    ModelReady,
+    MtpChanged,
+    PrefillProgress,
+    StatsTaken,
+    TextDelta,
+    TurnFinished,
+    TurnStarted,
+)
+from ..engine.stats import EngineStats
+from ..engine.types import GenerationRequest, Message, MtpMode, Role
+from .text.sanitise import Sanitiser, clean, one_line
+from .window import Window
+
+__all__ = ["ChatState", "Failure", "Tick", "Turn", "TurnStatus"]
+
+TurnStatus = Literal["waiting", "prefill", "thinking", "answering", "done", "stopped", "length", "context", "failed"]
+RUNNING: tuple[TurnStatus, ...] = ("waiting", "prefill", "thinking", "answering")
+_ENDS: dict[str, TurnStatus] = {
+    "stop": "done", "length": "length", "context": "context", "cancelled": "stopped", "error": "failed",
+}  # fmt: skip
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    message: str
+    hint: str
+    kind: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A moment worth a mark on the graphs."""
+
+    at_s: float
+    label: str
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn; an assistant's grows while its reply runs."""
+
+    role: Role
+    text: str = ""
+    id: str = ""
+    """Id of the request that makes it; unique within the process."""
+    thinking: str = ""
+    status: TurnStatus = "done"
+    at: str = ""
+    """Wall-clock time, "09:41"."""
+    tokens: int = 0
+    thinking_tokens: int = 0
+    prompt_tokens: int = 0
+    reused: int = 0
+    asked_s: float = 0.0
+    first_s: float | None = None
+    """Clock of the first token."""
+    thought_end_s: float | None = None
+    end_s: float | None = None
+    ttft_s: float | None = None
+    tok_per_s: float | None = None
+    token_ids: tuple[int, ...] = ()
+    fingerprint: str = ""
+    failure: Failure | None = None
+    stats: EngineStats | None = None
+    model: str = ""
+    version: int = 0
+    """Grows with every change, so that a widget knows what to draw again."""
+
+    @property
+    def running(self) -> bool:
+        return self.status in RUNNING
+
+    @property
+    def thought_s(self) -> float | None:
+        if self.first_s is None or not self.thinking:
+            return None
+        end = self.thought_end_s or self.end_s
+        return None if end is None else end - self.first_s
+
+    def message(self) -> Message:
+        return Message(self.role, self.text, self.thinking, self.token_ids, self.fingerprint)
+
+
+@dataclass(slots=True)
+class ChatState:
+    clock: Callable[[], float]
+    """Monotonic seconds, the same clock as StatsTaken.at_s."""
+    wall: Callable[[], str] = lambda: ""
+    """Time of day for people."""
+    phase: Literal["loading", "ready", "failed"] = "loading"
+    loading: ModelLoading | None = None
+    loading_since_s: float = 0.0
+    model: ModelReady | None = None
+    failure: Failure | None = None
+    """Why the engine takes no request."""
+    title: str = ""
+    turns: list[Turn] = field(default_factory=list)
+    system: str = ""
+    think: bool | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Sampling settings changed in this chat, by the names of engine.types.Sampling; max_tokens too."""
+    queued: str | None = None
+    """A prompt typed while the model loads or a reply runs; sent when its turn comes."""
+    prefill: PrefillProgress | None = None
+    prefill_since_s: float = 0.0
+    mtp: MtpChanged | None = None
+    last_mode: MtpMode = "auto"
+    """The last drafting mode that was not off; Ctrl+T goes back to it."""
+    notice: str = ""
+    """One line for the status bar, such as "MTP off from token 213"."""
+    stats: EngineStats | None = None
+    window: Window = field(default_factory=Window)
+    ticks: deque[Tick] = field(default_factory=lambda: deque(maxlen=32))
+    revision: int = 0
+    """Grows when turns were added or removed."""
+    _sanitisers: dict[str, Sanitiser] = field(default_factory=dict)
+
+    # ---- questions
+
+    @property
+    def running(self) -> Turn | None:
+        return self.turns[-1] if self.turns and self.turns[-1].running else None
+
+    @property
+    def busy(self) -> bool:
+        return self.phase == "loading" or self.running is not None
+
+    @property
+    def last_reply(self) -> Turn | None:
+        return next((t for t in reversed(self.turns) if t.role == "assistant"), None)
+
+    @property
+    def context_used(self) -> int:
+        return self.stats.context.used if self.stats and self.turns else 0
+
+    @property
+    def context_limit(self) -> int:
+        return self.model.context if self.model else 0
+
+    @property
+    def context_share(self) -> float:
+        return self.context_used / self.context_limit if self.context_limit else 0.0
+
+    @property
+    def mtp_mode(self) -> MtpMode:
+        return self.mtp.mode if self.mtp else "off"
+
+    # ---- what the user does
+
+    def ask(self, text: str, *, continue_last: bool = False) -> GenerationRequest:
+        """Add the user's turn and the empty reply, and return the request for them."""
+        if not continue_last:
+            self.turns.append(Turn("user", clean(text), at=self.wall()))
+        return self._reply(continue_last)
+
+    def again(self) -> GenerationRequest:
+        """A new reply to the last user turn; the old one must have been rewound before."""
+        return self._reply(False)
+
+    def _reply(self, continue_last: bool) -> GenerationRequest:
+        messages = [Message("system", self.system)] if self.system else []
+        messages += [t.message() for t in self.turns if t.text or t.role == "user" or t.token_ids]
+        request_id = f"turn-{next(_numbers)}"
+        if continue_last:
+            turn = self.turns[-1]
+            turn.status, turn.failure, turn.id = "waiting", None, request_id
+        else:
+            turn = Turn("assistant", id=request_id, status="waiting", at=self.wall())
+            self.turns.append(turn)
+        turn.asked_s, turn.first_s, turn.end_s = self.clock(), None, None
+        turn.model = self.model.name if self.model else ""
+        turn.version += 1
+        self._sanitisers.clear()
+        self.prefill, self.notice = None, ""
+        self.revision += 1
+        changes = {k: v for k, v in self.sampling.items() if k != "max_tokens"}
+        return GenerationRequest(
+            request_id,
+            tuple(messages),
+            sampling_changes=tuple(sorted(changes.items())),
+            think=self.think,
+            max_tokens=self.sampling.get("max_tokens"),
+            continue_last=continue_last,
+        )
+
+    def rewind(self, keep: int) -> None:
+        """Drop all turns after the first `keep`."""
+        del self.turns[keep:]
+        self.revision += 1
+
+    def clear(self) -> None:
+        self.turns.clear()
+        self.title, self.notice, self.prefill, self.queued = "", "", None, None
+        self.revision += 1
+
+    # ---- what the engine says
+
+    def apply(self, event: Event) -> None:
+        """Take in one event; unknown request ids are old news and ignored."""
+        match event:
+            case ModelLoading():
+                self.phase, self.loading = "loading", replace(event, phase=one_line(event.phase, 60))
+            case ModelReady():
+                self.phase, self.failure, self.loading = "ready", None, None
+                self.model = replace(event, name=one_line(event.name, 60), path=one_line(event.path, 400))
+            case PrefillProgress():
+                if turn := self._turn(event.request_id):
+                    if self.prefill is None:
+                        self.prefill_since_s = self.clock()
+                    turn.status, self.prefill = "prefill", event
+                    turn.version += 1
+            case TurnStarted():
+                if turn := self._turn(event.request_id):
+                    turn.prompt_tokens, turn.reused = event.prompt_tokens, event.reused
+            case TextDelta():
+                self._text(event)
+            case MtpChanged():
+                self._mtp(event)
+            case StatsTaken():
+                self.stats = event.stats
+                self.window.add(event.at_s, event.stats)
+            case TurnFinished():
+                self._finished(event)
+            case EngineFailed():
+                self._failed(event)
+
+    def _turn(self, request_id: str | None) -> Turn | None:
+        turn = self.running
+        return turn if turn is not None and turn.id == request_id else None
+
+    def _text(self, event: TextDelta) -> None:
+        turn = self._turn(event.request_id)
+        if turn is None:
+            return
+        now = self.clock()
+        if turn.first_s is None:
+            turn.first_s = now
+            turn.ttft_s = now - turn.asked_s
+            self.prefill = None
+        sanitiser = self._sanitisers.setdefault(event.kind, Sanitiser())
+        text = sanitiser.feed(event.text)
+        turn.tokens += event.tokens
+        if event.kind == "thinking":
+            turn.status = "thinking"
+            turn.thinking += text
+            turn.thinking_tokens += event.tokens
+        else:
+            if turn.status == "thinking":
+                turn.thought_end_s = now
+            turn.status = "answering"
+            turn.text += text
+        turn.version += 1
+
+    def _mtp(self, event: MtpChanged) -> None:
+        before, self.mtp = self.mtp, replace(event, reason=one_line(event.reason))
+        if event.mode != "off":
+            self.last_mode = event.mode
+        if before is None or (before.mode, before.state) == (event.mode, event.state):
+            return
+        where = f" from token {event.at_token:,}" if event.at_token else ""
+        if before.mode != event.mode:
+            self.notice = f"MTP {event.mode}{where}"
+        elif event.state in ("FALLBACK", "PARKED"):
+            self.notice = f"MTP {event.state.lower()}{where}"
+        elif self.running is None:
+            return
+        self.ticks.append(Tick(self.clock(), event.state))
+
+    def _finished(self, event: TurnFinished) -> None:
+        turn = self._turn(event.request_id)
+        if turn is None:
+            return
+        turn.status = _ENDS[event.finish_reason]
+        turn.end_s, turn.stats = self.clock(), event.stats
+        turn.token_ids = turn.token_ids + event.token_ids
+        turn.fingerprint = self.model.tokenizer_fingerprint if self.model else ""
+        t = event.stats.throughput
+        turn.ttft_s = t.ttft_s if t.ttft_s is not None and turn.first_s is not None else turn.ttft_s
+        turn.tok_per_s = t.generated_tokens / t.decode_s if t.decode_s > 0 and t.generated_tokens > 1 else None
+        turn.version += 1
+        self.prefill = None
+
+    def _failed(self, event: EngineFailed) -> None:
+        failure = Failure(clean(event.message), clean(event.hint), one_line(event.kind, 40), event.fatal)
+        turn = self.running if event.fatal else self._turn(event.request_id)
+        if turn is not None:
+            turn.status, turn.failure, turn.end_s = "failed", failure, self.clock()
+            turn.version += 1
+            self.prefill = None
+        if event.fatal:
+            self.phase, self.failure = "failed", failure

@@ -1,0 +1,141 @@
+"""Where the prompt is written: grows with its text, keeps a history, turns large pastes into one token.
+
+Posts `Submitted`; what becomes of a prompt is decided by the screen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual import events
+from textual.binding import Binding
+from textual.message import Message
+from textual.widgets import TextArea
+
+from ..keys import ACTIONS
+from ..text.numbers import size
+from ..text.sanitise import clean
+
+__all__ = ["Composer"]
+
+PASTE_LINES, PASTE_CHARS = 50, 10_000
+
+
+class Composer(TextArea):
+    BINDINGS = [  # noqa: RUF012
+        Binding(a.keys, a.id, a.what, id=a.id, show=False, priority=True) for a in ACTIONS if a.scope == "composer"
+    ]
+
+    @dataclass
+    class Submitted(Message):
+        text: str
+
+    @dataclass
+    class QuitAsked(Message):
+        """Ctrl+D on an empty prompt."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id, soft_wrap=True, show_line_numbers=False, highlight_cursor_line=False, compact=True)
+        self.cursor_blink = False
+        self.prompts: list[str] = []
+        self._at: int | None = None
+        """Place in the history; None is the draft."""
+        self._draft = ""
+        self.pastes: dict[str, str] = {}
+        """Token as shown -> the text it stands for."""
+
+    # ---- sending
+
+    @property
+    def expanded(self) -> str:
+        text = self.text
+        for token, full in self.pastes.items():
+            text = text.replace(token, full)
+        return text
+
+    def put(self, text: str) -> None:
+        """Replace what is written, undoable, with the cursor at the end."""
+        self.replace(clean(text), (0, 0), self.document.end)
+        self.move_cursor(self.document.end)
+        self._at = None
+
+    def take(self) -> str:
+        """The text with its pastes, leaving the composer empty."""
+        text = self.expanded
+        self.put("")
+        self.pastes.clear()
+        return text
+
+    def action_send(self) -> None:
+        if self.text.endswith("\\") and self.cursor_location == self.document.end:
+            self.action_delete_left()
+            self.insert("\n")
+        elif self.text.strip():
+            self.post_message(self.Submitted(self.expanded))
+
+    def remember(self, text: str) -> None:
+        if text.strip() and (not self.prompts or self.prompts[-1] != text):
+            self.prompts.append(text)
+        self._at = None
+
+    def action_newline(self) -> None:
+        self.insert("\n")
+
+    # ---- history
+
+    def action_history_prev(self) -> None:
+        if self.get_cursor_up_location() != self.cursor_location and not self.cursor_at_first_line:
+            self.action_cursor_up()
+        elif self.prompts and self._at != 0:
+            if self._at is None:
+                self._draft, self._at = self.text, len(self.prompts)
+            self._recall(self._at - 1)
+
+    def action_history_next(self) -> None:
+        if not self.cursor_at_last_line:
+            self.action_cursor_down()
+        elif self._at is not None:
+            self._recall(self._at + 1)
+
+    def _recall(self, at: int) -> None:
+        text = self._draft if at >= len(self.prompts) else self.prompts[at]
+        self.put(text)
+        self._at = None if at >= len(self.prompts) else at
+
+    # ---- pastes
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        event.prevent_default()
+        text = clean(event.text)
+        lines = text.count("\n") + 1
+        if lines > PASTE_LINES or len(text) > PASTE_CHARS:
+            token = f"[pasted {lines:,} lines, {size(len(text.encode()))}]"
+            while token in self.pastes and self.pastes[token] != text:
+                token = f"{token[:-1]}'" + "]"
+            self.pastes[token] = text
+            text = token
+        self.insert(text)
+
+    def action_delete_left(self) -> None:
+        row, column = self.cursor_location
+        before = self.document.get_line(row)[:column]
+        for token in self.pastes:
+            if self.selection.is_empty and before.endswith(token):
+                self.delete((row, column - len(token)), (row, column))
+                del self.pastes[token]
+                return
+        super().action_delete_left()
+
+    def action_delete_right(self) -> None:
+        """Ctrl+D and Del; on an empty prompt Ctrl+D quits, as in a shell."""
+        if self.text:
+            super().action_delete_right()
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key == "ctrl+d" and not self.text:
+            event.stop()
+            event.prevent_default()
+            self.post_message(self.QuitAsked())
+            return
+        await super()._on_key(event)

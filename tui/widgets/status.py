@@ -1,0 +1,145 @@
+"""The words of the header, the status line and the key line, from the state. Plain functions, no widget."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from ..keys import ACTIONS, key_label
+from ..state import ChatState
+from ..text import numbers
+
+__all__ = ["header", "hints", "meter", "status"]
+
+MUTED = "$text-muted"
+SPIN, SPIN_ASCII = "◐◓◑◒", "|/-\\"
+MTP_WORDS = {
+    "ON": ("●", "ON", "$text-success"),
+    "WARM": ("◐", "WARM", "$text-warning"),
+    "PARKED": ("‖", "PARKED", "$text-warning"),
+    "FALLBACK": ("▲", "FALLBACK", "$text-warning"),
+    "OFF": ("○", "OFF", MUTED),
+    "UNAVAILABLE": ("–", "n/a", MUTED),
+}
+MTP_ASCII = {"ON": "*", "WARM": "~", "PARKED": "=", "FALLBACK": "!", "OFF": "o", "UNAVAILABLE": "-"}
+
+
+def spinner(now: float, ascii_only: bool) -> str:
+    frames = SPIN_ASCII if ascii_only else SPIN
+    return frames[int(now * 2) % 4]
+
+
+def meter(state: ChatState, wide: bool, ascii_only: bool) -> Content:
+    """How full the context is."""
+    limit, share = state.context_limit, state.context_share
+    if not limit:
+        return Content("")
+    style = "bold $text-error" if share >= 0.95 else "bold $text-warning" if share >= 0.8 else ""
+    said = f"{numbers.percent(share)}"
+    if not wide:
+        return Content.assemble(("ctx ", MUTED), (said, style))
+    cells, full = 10, "#" if ascii_only else "█"
+    n = min(cells, round(share * cells + 0.49)) if share else 0
+    return Content.assemble(
+        ("ctx ", MUTED), (f"{numbers.count(state.context_used)}/{numbers.count(limit)} ", ""),
+        (full * n, style or "$primary"), (("." if ascii_only else "░") * (cells - n), MUTED), (f" {said}", style),
+    )  # fmt: skip
+
+
+def header(state: ChatState, wide: bool, narrow: bool, ascii_only: bool) -> tuple[Content, Content]:
+    title = state.title or "New chat"
+    model = state.model.name if state.model else ""
+    if narrow:
+        return Content.styled(title, "bold"), meter(state, False, ascii_only)
+    dot = " - " if ascii_only else " · "
+    left = [("qwen-chat", "bold $text-primary")]
+    if model:
+        left.append((f"{dot}{model}", MUTED))
+    return Content.assemble(*left, (dot, MUTED), (title, "bold")), meter(state, wide, ascii_only)
+
+
+def status(state: ChatState, now: float, narrow: bool, ascii_only: bool) -> tuple[Content, Content]:
+    """What is going on, and the settings in force."""
+    return _doing(state, now, narrow, ascii_only), Content("") if narrow else _settings(state, ascii_only)
+
+
+def _doing(state: ChatState, now: float, narrow: bool, ascii_only: bool) -> Content:
+    spin: tuple[str, str] = (f"{spinner(now, ascii_only)} ", "$text-primary")
+    dot = " - " if ascii_only else " · "
+    if state.phase == "failed":
+        return Content.assemble(
+            ("! ", "$text-error"), (state.failure.message if state.failure else "failed", "$text-error")
+        )
+    if state.phase == "loading":
+        load = state.loading
+        said = [spin, ("loading", "")] if load is None else [spin, (load.phase, "")]
+        if load is not None and load.total:
+            amount = f"{numbers.size(load.done)} / {numbers.size(load.total)}" if load.unit == "bytes" else ""
+            said.append((f" {amount or f'{load.done:,} / {load.total:,} {load.unit}'}", ""))
+            said.append((f" {numbers.percent(load.done / load.total)}", "bold"))
+        return Content.assemble(*said, (dot + numbers.clock(now - state.loading_since_s), MUTED))
+    turn = state.running
+    if turn is None:
+        return Content.styled(state.notice, "$text-accent") if state.notice else Content.styled("ready", MUTED)
+    parts: list[tuple[str, str]] = [spin]
+    elapsed = numbers.clock(now - turn.asked_s)
+    if turn.status == "waiting":
+        parts.append((f"waiting {elapsed}", ""))
+    elif turn.status == "prefill" and state.prefill is not None:
+        p = state.prefill
+        parts.append((f"{p.phase} {numbers.count(p.done)} / {numbers.count(p.total)} tok", ""))
+        if p.reused and not narrow:
+            parts.append((f"{dot}{numbers.count(p.reused)} reused", MUTED))
+        if p.rate > 0:
+            parts.append((f"{dot}{numbers.rate(p.rate)} tok/s", ""))
+            parts.append((f"{dot}{numbers.duration((p.total - p.done) / p.rate)} left", MUTED))
+    else:
+        word = "" if narrow else "thinking " if turn.status == "thinking" else "answering "
+        parts.append((f"{word}{elapsed}{dot}{turn.tokens:,} tok", ""))
+    if not narrow:
+        parts.append((f"{dot}esc stop", MUTED))
+    if state.notice:
+        parts.append((dot + state.notice, "$text-accent"))
+    return Content.assemble(*parts)
+
+
+def _settings(state: ChatState, ascii_only: bool) -> Content:
+    out: list[tuple[str, str]] = []
+    if state.mtp is not None:
+        glyph, word, style = MTP_WORDS[state.mtp.state]
+        glyph = MTP_ASCII[state.mtp.state] if ascii_only else glyph
+        out += [("MTP ", MUTED), (f"{glyph} {word}", style)]
+    if state.think is not None:
+        out.append((f"  think {'on' if state.think else 'off'}", MUTED))
+    for name in ("temperature", "top_p", "max_tokens"):
+        if state.sampling.get(name) is not None:
+            short = {"temperature": "temp", "top_p": "top-p", "max_tokens": "max"}[name]
+            out.append((f"  {short} {state.sampling[name]:g}", MUTED))
+    return Content.assemble(*out)
+
+
+def hints(keys: dict[str, str], width: int, running: bool, ascii_only: bool) -> Content:
+    """The keys that matter now, as many as there is room for."""
+    first = ("stop", "send", "newline") if running else ("send", "newline")
+    rest = (
+        "toggle_mtp",
+        "toggle_metrics",
+        "palette",
+        "help",
+        "toggle_thoughts",
+        "focus_transcript",
+        "new_chat",
+        "sessions",
+    )
+    words = {a.id: a.hint for a in ACTIONS}
+    out: list[tuple[str, str]] = []
+    used = 0
+    for name in (*first, *rest):
+        label = key_label(keys[name], ascii_only)
+        if not label:
+            continue
+        need = len(label) + len(words[name]) + 3
+        if used + need > width:
+            break
+        out += [(label, "bold"), (f" {words[name]}  ", MUTED)]
+        used += need
+    return Content.assemble(*out)
