@@ -15,6 +15,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ...engine import Emit, Engine, EngineConfig
+    from ..config import Loaded
+
 PLAIN_WORDS = ("--plain", "--help", "-h")
 
 
@@ -36,10 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def before_parsing(argv: Sequence[str]) -> int | None:
     """Refuse where no full screen can be, else stay behind as the parent that cleans up; None lets the verb run here."""
-    if any(word in PLAIN_WORDS for word in argv):
+    from ..terminal.supervisor import MARK, supervise
+
+    if MARK in os.environ or any(word in PLAIN_WORDS for word in argv):
         return None
     refuse_no_terminal(os.environ)
-    return None
+    return supervise()
 
 
 def refuse_no_terminal(environ: Mapping[str, str]) -> None:
@@ -59,5 +64,42 @@ def _refuse(message: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    load_settings(args)
-    raise NotImplementedError
+    from ..terminal.supervisor import parent_pipe
+
+    pipe = parent_pipe()
+    loaded = load_settings(args)
+    if args.plain:
+        from ._plain import converse
+
+        return converse(args, loaded)
+    if pipe is not None:
+        from ..terminal.signals import end_with_parent
+
+        end_with_parent(pipe)
+    return _full_screen(args, loaded)
+
+
+def _full_screen(args: argparse.Namespace, loaded: Loaded) -> int:
+    from ..app import QwenChatApp
+    from ..terminal.guard import OutputGuard
+    from ..terminal.signals import end_on_signals
+    from . import say
+
+    def open_engine(config: EngineConfig, emit: Emit) -> Engine:
+        from ... import engine
+
+        return engine.open_engine(config, emit)
+
+    with OutputGuard(loaded.places.log_file):
+        app = QwenChatApp(open_engine, loaded.ui, engine_config=loaded.engine, prompt=" ".join(args.prompt))
+
+        def end(code: int) -> None:
+            import asyncio
+
+            asyncio.get_running_loop().call_soon_threadsafe(app.exit, code, code)
+
+        end_on_signals(end, sys.stdin.fileno())
+        code = app.run(mouse=loaded.ui.mouse)
+    if app.return_code and code is None:
+        say(f"The chat ended with an error of its own; {loaded.places.log_file} has the details.")
+    return code if isinstance(code, int) else app.return_code or 0

@@ -10,10 +10,11 @@ from qwen_chat_mlx.engine.fake import FakeEngine, FakeReply, FakeScript
 
 
 def install(given: dict) -> None:
-    """Put a FakeEngine behind the engine's door. `given`: FakeScript fields, replies as dicts, `speed`, `log` (a file)."""
+    """Put a FakeEngine behind the engine's door. `given`: FakeScript fields, replies as dicts, `speed`, `log` (a file), `noise`."""
     given = dict(given)
     speed = given.pop("speed", 100.0)
     log = given.pop("log", None)
+    noise = given.pop("noise", "").encode()
     for name in ("load_error",):
         if name in given:
             kind, message, hint = given[name]
@@ -33,6 +34,8 @@ def install(given: dict) -> None:
             super().submit(request)
 
     def open_engine(config, emit):
+        os.write(1, noise)
+        os.write(2, noise)
         return Logged(emit, script, speed=speed)
 
     engine.open_engine = open_engine

@@ -1,0 +1,166 @@
+"""The full-screen chat as the terminal sees it: when it starts, how it ends, and who cleans up."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from qwen_chat_mlx.tui.terminal.restore import RESTORE
+
+OPEN = rb"\x1b\[\?1049h"
+READY = "Fake"
+OFF = (b"\x1b[?1049l", b"\x1b[?1003l", b"\x1b[<u", b"\x1b[?2004l", b"\x1b[?25h")
+
+
+def started(terminal, **given):
+    """A chat with its model loaded, and the line settings of the terminal before it."""
+    t = terminal(**given)
+    before = t.modes()
+    t.until(OPEN)
+    t.until(READY)
+    assert t.modes() != before
+    return t, before
+
+
+def restored(t, before, since=0):
+    ended = t.got[since:]
+    assert [code for code in OFF if code not in ended] == []
+    assert ended.rindex(b"\x1b[?1049l") > ended.rfind(b"\x1b[?1049h")
+    assert t.modes() == before
+
+
+def test_quitting_restores_the_terminal_and_exits_0(terminal):
+    t, before = started(terminal)
+    t.type(b"\x11")
+    assert t.wait() == 0
+    restored(t, before)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_to_the_parent_ends_the_chat_in_order(terminal, number, code):
+    t, before = started(terminal)
+    began = time.monotonic()
+    t.kill(number)
+    assert t.wait() == code
+    assert time.monotonic() - began < 10
+    restored(t, before)
+    assert b"Traceback" not in t.got
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words"), [(signal.SIGKILL, 137, b"memory"), (signal.SIGABRT, 134, b"SIGABRT")]
+)
+def test_after_a_sudden_death_the_parent_restores_the_terminal_and_says_what_happened(terminal, number, code, words):
+    t, before = started(terminal, script={"load_s": 0.2, "noise": "the last \x1b[31mwords\n"})
+    since = len(t.got)
+    (child,) = t.children()
+    os.kill(child, number)
+    assert t.wait() == code
+    restored(t, before, since)
+    said = t.got[t.got.rindex(RESTORE.encode()[-8:]) :]
+    assert words in said
+    assert signal.Signals(number).name.encode() in said
+    assert b"the last" in said
+    assert b"--continue" in said
+    assert b"\x1b[31m" not in t.got[since:]
+
+
+def test_when_the_parent_is_killed_the_child_ends_too(terminal):
+    t, _ = started(terminal)
+    (child,) = t.children()
+    os.kill(t.pid, signal.SIGKILL)
+    t.wait()
+    for _ in range(100):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("the child lives on")
+
+
+def stopped(pid):
+    with open(f"/proc/{pid}/stat", encoding="ascii") as f:
+        return f.read().rsplit(")", 1)[1].split()[0] == "T"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_it_stops_with_its_child_and_comes_back(terminal, whole_group):
+    t, before = started(terminal)
+    (child,) = t.children()
+    t.kill(signal.SIGTSTP)
+    for _ in range(100):
+        if stopped(t.pid) and stopped(child):
+            break
+        t.read(0.1)
+    else:
+        pytest.fail("it did not stop")
+    assert t.modes() == before
+    since = len(t.got)
+    if whole_group:
+        os.killpg(t.pid, signal.SIGCONT)
+    else:
+        os.kill(t.pid, signal.SIGCONT)
+    t.until(OPEN, since=since)
+    t.type("x")
+    t.until("x", since=since)
+    t.read(0.5)
+    assert t.got[since:].count(b"\x1b[?1049h") == 1
+    t.type(b"\x11")
+    assert t.wait() == 0
+    restored(t, before)
+
+
+def test_what_libraries_print_goes_to_the_log_and_not_to_the_screen(terminal, tmp_path):
+    t, _ = started(terminal, script={"load_s": 0.2, "noise": "library noise\n"})
+    t.type(b"\x11")
+    assert t.wait() == 0
+    assert b"library noise" not in t.got
+    assert (tmp_path / "output.log").read_text() == "library noise\n" * 2
+    assert (tmp_path / "output.log").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("term", ["", "dumb"])
+def test_a_terminal_that_cannot_draw_gets_one_sentence_and_no_escape(terminal, term):
+    t = terminal(term=term)
+    assert t.wait() == 2
+    assert b"qwen-chat ask" in t.got
+    assert b"\x1b" not in t.got
+
+
+@pytest.mark.parametrize("piped", ["stdin", "stdout", "stderr"])
+def test_one_stream_that_is_no_terminal_is_enough_to_refuse(piped):
+    main, child = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), child) | {piped: subprocess.PIPE}
+    done = subprocess.Popen([sys.executable, "-m", "qwen_chat_mlx"], env={**os.environ, "TERM": "xterm"}, **streams)
+    out, err = done.communicate(timeout=60)
+    os.close(child)
+    shown = os.read(main, 4096) if piped != "stderr" else b""
+    os.close(main)
+    assert done.returncode == 2
+    assert piped.encode() in (err or shown)
+    assert b"\x1b" not in (out or b"") + (err or b"") + shown
+
+
+def test_a_config_that_cannot_be_used_is_said_before_anything_is_drawn(terminal, tmp_path):
+    (tmp_path / "config.toml").write_text("[ui]\nmouse = 5\n")
+    t = terminal()
+    assert t.wait() == 2
+    assert b"config.toml:2:" in t.got
+    assert b"\x1b" not in t.got
+
+
+def test_help_and_a_wrong_flag_draw_nothing(terminal):
+    t = terminal("chat", "--help")
+    assert t.wait() == 0
+    assert b"--plain" in t.got
+    t = terminal("--colour")
+    assert t.wait() == 2
+    assert b"--help" in t.got
+    assert b"\x1b" not in t.got
