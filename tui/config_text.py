@@ -19,7 +19,7 @@ from ..engine.errors import ConfigError
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 __all__ = ["example", "line_of", "parse_scalar", "read_toml", "shown", "to_toml"]
 

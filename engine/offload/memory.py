@@ -23,7 +23,7 @@ class Pool:
         self._stride = -(-piece_bytes // PAGE) * PAGE
         self._array = mx.zeros((count * self._stride + PAGE,), dtype=mx.uint8)
         mx.eval(self._array)
-        self._memory = memoryview(self._array).cast("B")
+        self._memory = memoryview(self._array).cast("B")  # pyright: ignore[reportArgumentType]
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._start = -address % PAGE
 

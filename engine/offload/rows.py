@@ -36,7 +36,8 @@ class PendingRows:
         self._ticket: Ticket | None = None
         if fetched:
             ranges = [store.range_of(int(unique[i]), i * store.row_bytes) for i in fetched]
-            self._ticket = store.reader.submit(ranges, memoryview(self._rows).cast("B"))
+            rows = memoryview(self._rows)  # pyright: ignore[reportArgumentType]
+            self._ticket = store.reader.submit(ranges, rows.cast("B"))
 
     def get(self, meter: Meter) -> np.ndarray:
         """[T, heads * columns] float32. Raises StorageError, or Cancelled when the request was stopped."""
