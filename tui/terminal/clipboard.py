@@ -44,7 +44,7 @@ def copy(
     if not text:
         return Copied("", False, f"There is no {what} to copy.")
     for command in _tools(environ):
-        if _run(command, text):
+        if _run(command, text, environ):
             return Copied(command[0], True, f"Copied the {what} ({command[0]}).")
     if len(text.encode("utf-8", "replace")) > OSC52_MOST_BYTES:
         return Copied("", False, f"The {what} is too long for the terminal's clipboard; /export writes it to a file.")
@@ -74,13 +74,16 @@ def _tools(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
     for variable, command in TOOLS:
         if environ.get(variable) and not (remote and variable == "WAYLAND_DISPLAY"):
             found.append(command)
-    return [c for c in found if shutil.which(c[0], path=environ.get("PATH"))]
+    return found
 
 
-def _run(command: tuple[str, ...], text: str) -> bool:
+def _run(command: tuple[str, ...], text: str, environ: Mapping[str, str]) -> bool:
+    tool = shutil.which(command[0], path=environ.get("PATH"))
+    if tool is None:
+        return False
     try:
         done = subprocess.run(
-            command, input=text.encode("utf-8", "replace"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [tool, *command[1:]], input=text.encode("utf-8", "replace"), env=dict(environ), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             timeout=2, check=False, start_new_session=True,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
