@@ -14,14 +14,14 @@ import math
 import secrets
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from .config import EngineConfig, check, settings_of
-from .errors import CheckpointError, ConfigError, RequestError
+from .errors import CheckpointError, ConfigError, RequestError, nearest
 from .types import Sampling
 
 __all__ = ["Sampler", "noise", "resolve_sampling", "uniform"]
@@ -30,36 +30,57 @@ _DRAW, _ACCEPT, _RESIDUAL = 0, 1, 2
 """Salts: independent noise for the draw, for the acceptance test and for the draw after a rejection."""
 
 
-def resolve_sampling(request: Sampling | None, config: EngineConfig, generation_config: dict[str, Any]) -> Sampling:
+def resolve_sampling(
+    request: Sampling | None,
+    config: EngineConfig,
+    generation_config: dict[str, Any],
+    changes: Iterable[tuple[str, float | int | None]] = (),
+) -> Sampling:
     """The sampling of one reply: the request's, else per value the config's, the checkpoint's, or the neutral one.
 
-    `do_sample: false` in generation_config means temperature 0. A request without a seed takes the config's. Raises
-    CheckpointError for a value in generation_config that cannot be used, RequestError for one in the request.
+    `do_sample: false` in generation_config means temperature 0. `changes` replace single values of the result. Without
+    a seed of the request, the config's stands. Raises CheckpointError for a value in generation_config that cannot be
+    used, RequestError for one in the request or the changes.
     """
-    checks = {s.field: s for s in settings_of(EngineConfig) if s.table == "sampling"}
-    names = [f.name for f in fields(Sampling)]
-    if request is not None:
-        for name in names:
-            try:
-                check(checks[name], getattr(request, name))
-            except ConfigError as e:
-                raise RequestError(e.message) from None
-        return request if request.seed is not None else replace(request, seed=config.seed)
-    found: dict[str, Any] = {"seed": config.seed}
-    for name in names:
-        if name == "seed":
-            continue
+    if request is None:
+        found = _of_checkpoint(generation_config)
+        found.update({n: v for n in _CHECKS if (v := getattr(config, n)) is not None})
+        request = Sampling(**found)
+    wanted: dict[str, Any] = {f.name: getattr(request, f.name) for f in fields(Sampling)} | dict(changes)
+    for name, value in wanted.items():
+        if name not in _CHECKS:
+            near = nearest(name, _CHECKS)
+            raise RequestError(f"There is no sampling setting {name!r}.", f"Did you mean {near[0]}?" if near else "")
+        try:
+            if value is None and name != "seed":
+                raise ConfigError(f"sampling.{name} has no value.")
+            wanted[name] = check(_CHECKS[name], value)
+        except ConfigError as e:
+            raise RequestError(e.message) from None
+    if wanted["seed"] is None:
+        wanted["seed"] = config.seed
+    return Sampling(**wanted)
+
+
+_CHECKS = {s.field: s for s in settings_of(EngineConfig) if s.field in {f.name for f in fields(Sampling)}}
+
+
+def _of_checkpoint(generation_config: dict[str, Any]) -> dict[str, Any]:
+    """The sampling values that a generation_config.json sets."""
+    found: dict[str, Any] = {}
+    for name in _CHECKS.keys() - {"seed"}:
         value = generation_config.get(name)
-        if value is not None:
-            try:
-                found[name] = check(checks[name], value)
-            except ConfigError as e:
-                message = f"generation_config.json: {name} = {value!r} cannot be used: {e.message.split(': ', 1)[-1]}"
-                raise CheckpointError(message, path="generation_config.json") from None
+        if value is None:
+            continue
+        try:
+            found[name] = check(_CHECKS[name], value)
+        except ConfigError as e:
+            what = e.message.split(": it takes ")[-1]
+            message = f"generation_config.json: {name} = {value!r} cannot be used: it takes {what}"
+            raise CheckpointError(message, path="generation_config.json") from None
     if generation_config.get("do_sample") is False:
         found["temperature"] = 0.0
-    found.update({n: getattr(config, n) for n in names if getattr(config, n) is not None})
-    return Sampling(**found)
+    return found
 
 
 def _hash(x: mx.array, key: tuple[int, int]) -> mx.array:
