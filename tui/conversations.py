@@ -100,8 +100,8 @@ class Conversation:
         return self._given_title or auto_title(self._turns)
 
     def messages(self) -> tuple[Message, ...]:
-        """The current branch as the engine takes it."""
-        return tuple(t.message() for t in self._turns)
+        """The current branch as the engine takes it; replies that never said anything are left out."""
+        return tuple(t.message() for t in self._turns if t.role != "assistant" or t.text or t.token_ids)
 
     # ---- growing
 

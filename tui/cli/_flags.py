@@ -80,8 +80,24 @@ def add_reply_flags(parser: argparse.ArgumentParser) -> None:
 def load_settings(args: argparse.Namespace) -> Loaded:
     """The effective settings of a command line. Raises ConfigError."""
     from ..config import load
+    from ..keys import BY_ID
 
     given = {name: getattr(args, flag, None) for flag, name in SETTING_FLAGS.items()}
     flags = {name: value for name, value in given.items() if value is not None}
     words = {name: "--" + flag.replace("_", "-") for flag, name in SETTING_FLAGS.items()}
-    return load(flags, getattr(args, "sets", []), os.environ, getattr(args, "config", None), flag_names=words)
+    return load(
+        flags, getattr(args, "sets", []), os.environ, getattr(args, "config", None),
+        flag_names=words, actions=BY_ID.keys(), panels=_panels(),
+    )  # fmt: skip
+
+
+def _panels() -> list[str]:
+    """Names of the panels, which are the files that define one; read without importing them, since they draw."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "panels")
+    found = []
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".py"):
+            with open(os.path.join(folder, name), encoding="utf-8") as f:
+                if "(Panel):" in f.read():
+                    found.append(name[:-3])
+    return found

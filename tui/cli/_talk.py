@@ -26,6 +26,8 @@ class Talk:
         from ... import engine
 
         self._arrived: SimpleQueue[ev.Event] = SimpleQueue()
+        self.dead = False
+        """True once the engine takes no further request."""
         self.engine = engine.open_engine(config, self._arrived.put)
 
     def __enter__(self) -> Talk:
@@ -38,7 +40,7 @@ class Talk:
         """Events up to ModelReady, which is the last. Raises the error that opening the model ended with."""
         while True:
             event = self._arrived.get()
-            _raise_failure(event, None)
+            self._raise_failure(event, None)
             yield event
             if isinstance(event, ev.ModelReady):
                 return
@@ -48,7 +50,7 @@ class Talk:
         self.engine.submit(request)
         while True:
             event = self._arrived.get()
-            _raise_failure(event, request.id)
+            self._raise_failure(event, request.id)
             yield event
             if isinstance(event, ev.TurnFinished) and event.request_id == request.id:
                 return
@@ -66,22 +68,13 @@ class Talk:
             if isinstance(event, (ev.TurnFinished, ev.EngineFailed)):
                 return
 
-    def pending(self) -> list[ev.Event]:
-        """Events that arrived between requests."""
-        found = []
-        while True:
-            try:
-                found.append(self._arrived.get_nowait())
-            except Empty:
-                return found
-
-
-def _raise_failure(event: ev.Event, request_id: str | None) -> None:
-    if isinstance(event, ev.EngineFailed) and (event.fatal or event.request_id in (None, request_id)):
-        kind = getattr(errors, event.kind, None)
-        if not isinstance(kind, type) or not issubclass(kind, errors.QwenChatError):
-            kind = errors.QwenChatError
-        raise kind(event.message, event.hint)
+    def _raise_failure(self, event: ev.Event, request_id: str | None) -> None:
+        if isinstance(event, ev.EngineFailed) and (event.fatal or event.request_id in (None, request_id)):
+            self.dead = event.fatal
+            kind = getattr(errors, event.kind, None)
+            if not isinstance(kind, type) or not issubclass(kind, errors.QwenChatError):
+                kind = errors.QwenChatError
+            raise kind(event.message, event.hint)
 
 
 class Progress:

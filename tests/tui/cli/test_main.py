@@ -137,3 +137,22 @@ def test_an_unsupported_platform_is_one_sentence_and_exit_1(monkeypatch, capsys)
     monkeypatch.setattr(cli, "unsupported", lambda platform: "This is plan9.")
     assert cli.main(["config"]) == 1
     assert "plan9" in capsys.readouterr().err
+
+
+def test_names_of_actions_and_panels_in_the_config_are_checked(tmp_path, capsys):
+    path = tmp_path / "c.toml"
+    path.write_text('[keys]\nstpo = "f1"\n')
+    assert cli.main(["config", "--config", str(path)]) == 2
+    assert "c.toml:2: There is no action keys.stpo. Did you mean keys.stop?" in capsys.readouterr().err
+    path.write_text('[panels]\nhide = ["ssd_read"]\n')
+    assert cli.main(["config", "--config", str(path)]) == 2
+    assert "'ssd_reads'" in capsys.readouterr().err
+    path.write_text('[panels]\nhide = ["ssd_reads"]\n[keys]\nstop = "f9"\n')
+    assert cli.main(["config", "--config", str(path)]) == 0
+
+
+def test_the_panels_that_are_known_by_reading_are_those_that_are_found_by_importing():
+    from qwen_chat_mlx.tui.cli._flags import _panels
+    from qwen_chat_mlx.tui.panels.base import find_panels
+
+    assert sorted(p.id for p in find_panels()) == _panels()

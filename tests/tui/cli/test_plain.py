@@ -1,0 +1,163 @@
+"""The chat line by line, on pipes and on a dumb terminal."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from qwen_chat_mlx.tui.conversations import Store
+
+COMMAND = [sys.executable, str(Path(__file__).with_name("fake_command.py"))]
+REPLIES = {"load_s": 0.1, "replies": [{"text": "First answer.", "thinking": "hm"}, {"text": "Second\nanswer."}]}
+
+
+def talk(home, *lines, argv=(), script=REPLIES):
+    """(exit code, output, conversations) of a conversation on pipes."""
+    home.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [*COMMAND, json.dumps({**script, "log": str(home / "log")}), "--plain", *argv],
+        input="".join(f"{line}\n" for line in lines).encode(), capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert b"\x1b" not in done.stdout + done.stderr
+    return done.returncode, done.stdout.decode() + done.stderr.decode(), Store(home / "conversations").list()
+
+
+def asked(home):
+    return [json.loads(line) for line in (home / "log").read_text("utf-8").splitlines()]
+
+
+def test_prompts_are_answered_in_turn_and_the_conversation_is_kept(home):
+    code, out, (entry,) = talk(home, "one", "two \\", "lines", "/title  My talk")
+    assert code == 0
+    assert "model> First answer.\n(" in out
+    assert "(thought for" in out
+    assert "hm" not in out
+    assert "model> Second\nanswer.\n(" in out
+    assert entry.title == "My talk"
+    turns = Store(home / "conversations").open(entry.id).turns
+    assert [t.text for t in turns] == ["one", "First answer.", "two \nlines", "Second\nanswer."]
+    assert turns[1].thinking == "hm"
+    assert turns[1].token_ids
+    assert turns[1].tokenizer == "fake-tokenizer"
+    assert asked(home)[1][0] == [["user", "one"], ["assistant", "First answer."], ["user", "two \nlines"]]
+
+
+def test_a_prompt_on_the_command_line_is_sent_and_a_conversation_is_resumed(home):
+    talk(home, argv=["hello", "there"])
+    code, out, (entry,) = talk(home, "more", argv=["--continue"])
+    assert code == 0
+    assert "Going on with hello there (2 turns)." in out
+    assert asked(home)[-1][0][0] == ["user", "hello there"]
+    assert entry.turns == 4
+    assert talk(home, argv=["--resume", entry.id[:8]])[0] == 0
+    code, out, _ = talk(home, argv=["--resume", "nonsense"])
+    assert (code, out.count("\n")) == (2, 1)
+
+
+def test_there_is_nothing_to_continue_at_first(home):
+    code, out, entries = talk(home, argv=["--continue"])
+    assert (code, entries) == (2, [])
+    assert "no conversation" in out
+
+
+def test_a_temporary_chat_is_not_kept(home):
+    assert talk(home, "one", argv=["--temporary"])[2] == []
+    assert talk(home, "one", argv=["--set", "history.save=false"])[2] == []
+
+
+def test_commands_do_what_they_say_and_slips_are_named(home):
+    code, out, _ = talk(
+        home, "/hlep", "/mtp on", "/mtp off", "/think maybe", "/think off", "/set temprature 1", "/set temperature 9",
+        "/set temperature 0.5", "/set max_tokens 5", "/regen", "/continue", "/export xml", "//path is a prompt", "/help",
+    )  # fmt: skip
+    assert code == 0
+    for said in (
+        "did you mean /help?", "mtp.mode = 'on'", "Drafting is off.", "takes on, off or auto", "Thinking is off.",
+        "Did you mean temperature?", "from 0 to 5", "temperature is 0.5.", "nothing to answer again", "no reply that was cut off",
+        "takes md or json", "/resume ID",
+    ):  # fmt: skip
+        assert said in out, said
+    (request,) = asked(home)
+    assert request == [[["user", "/path is a prompt"]], False, 5, None]
+
+
+def test_regenerate_new_chats_and_export(home, tmp_path):
+    name = tmp_path / "out.md"
+    code, out, entries = talk(
+        home, "one", "/regen", "/export md " + str(name), "/export md " + str(name), "/new", "two", "/chats"
+    )
+    assert code == 0
+    assert asked(home)[1][0] == [["user", "one"]]
+    assert len(entries) == 2
+    assert "Second" in name.read_text("utf-8")
+    assert "already there" in out
+    assert out.count(entries[0].id) == 1
+
+
+def test_a_failed_reply_is_said_and_the_next_one_works(home):
+    failing = {"load_s": 0.1, "replies": [{"error": ["StorageError", "The disk failed."]}, {"text": "Fine."}]}
+    code, out, _ = talk(home, "one", "two", script=failing)
+    assert code == 0
+    assert "Error: The disk failed." in out
+    assert "model> Fine." in out
+    assert asked(home)[1][0] == [["user", "one"], ["user", "two"]]
+
+
+def test_a_model_that_cannot_be_loaded_ends_it_with_exit_1(home):
+    code, out, _ = talk(home, "one", script={"load_error": ["CheckpointError", "No config.json.", "Name a folder."]})
+    assert code == 1
+    assert "qwen-chat: No config.json. Name a folder." in out
+
+
+def test_on_a_dumb_terminal_ctrl_c_stops_the_reply_and_twice_leaves(terminal):
+    t = terminal(
+        "--plain",
+        term="dumb",
+        script={"load_s": 0.1, "speed": 1.0, "replies": [{"text": "word " * 3000}, {"text": "Done."}]},
+    )
+    t.until("you> ")
+    t.type("go\n")
+    t.until("model> word word")
+    t.type(b"\x03")
+    t.until(r"\(stopped\)")
+    since = len(t.got)
+    t.until("you> ", since=since - 5)
+    t.type("again\n")
+    t.until("Done.")
+    t.until("you> $")
+    t.type(b"\x03")
+    t.until("Ctrl.C again")
+    time.sleep(0.1)
+    t.type(b"\x03")
+    assert t.wait() == 0
+    assert b"\x1b" not in t.got
+
+
+def test_ctrl_d_leaves_and_sigterm_keeps_what_was_said(terminal, tmp_path):
+    t = terminal("--plain", term="dumb")
+    t.until("you> ")
+    t.type(b"\x04")
+    assert t.wait() == 0
+    t = terminal("--plain", term="dumb", script={"load_s": 0.1, "speed": 1.0, "replies": [{"text": "word " * 3000}]})
+    t.until("you> ")
+    t.type("go\n")
+    t.until("model> word word")
+    t.kill(signal.SIGTERM)
+    assert t.wait() == 143
+    (entry,) = Store(tmp_path / "conversations").list()
+    assert Store(tmp_path / "conversations").open(entry.id).turns[1].text.startswith("word word")
+
+
+def test_hostile_text_is_harmless(home):
+    code, out, _ = talk(
+        home,
+        "a\x1b]0;title\x07",
+        "/title \x1b[2J",
+        "/chats",
+        script={"load_s": 0.1, "replies": [{"text": "x\x1b[2J\x9b31m\u202ey"}]},
+    )
+    assert code == 0
+    assert "\x9b" not in out
+    assert "\u202e" not in out
