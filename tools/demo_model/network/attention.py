@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .basics import RMSNorm, linear, rotate
+from .basics import RMSNorm, joint_linear, linear, rotate
 
 
 class Indexer(nn.Module):
@@ -54,10 +54,11 @@ class Attention(nn.Module):
     def project(self, x, rope):
         """x [B,T,H] -> query [B,heads,T,d], key and value repeated to [B,heads,T,d], gate [B,T,heads*d]."""
         size = self.config.head_dim
-        query, gate = self.q_proj(x).unflatten(-1, (-1, 2 * size)).chunk(2, -1)
+        query, key, value = joint_linear(x, self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
+        query, gate = query.unflatten(-1, (-1, 2 * size)).chunk(2, -1)
         query = rotate(self.q_norm(query), rope)
-        key = rotate(self.k_norm(self.k_proj(x).unflatten(-1, (-1, size))), rope)
-        value = self.v_proj(x).unflatten(-1, (-1, size))
+        key = rotate(self.k_norm(key.unflatten(-1, (-1, size))), rope)
+        value = value.unflatten(-1, (-1, size))
         repeat = self.config.num_heads // self.config.num_kv_heads
         key, value = key.repeat_interleave(repeat, 2), value.repeat_interleave(repeat, 2)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), gate.flatten(-2)

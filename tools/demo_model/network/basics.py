@@ -15,6 +15,11 @@ def linear(inputs: int, outputs: int, std: float | None = None) -> nn.Linear:
     return layer
 
 
+def joint_linear(x, *weights):
+    """x times several matrices that read the same input, as one product: x is read once, narrow products cost nothing."""
+    return F.linear(x, torch.cat(weights)).split([w.shape[0] for w in weights], -1)
+
+
 class RMSNorm(nn.Module):
     """RMS norm with weight 1 + w, as published; with `group`, each run of `group` values is normalised on its own."""
 

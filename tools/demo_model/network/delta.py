@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .basics import GatedNorm, causal_conv, linear
+from .basics import GatedNorm, causal_conv, joint_linear, linear
 from .kernels import delta_scan, unit_lower_inverse
 
 CHUNK = 64
@@ -67,8 +67,12 @@ class DeltaNet(nn.Module):
         self.in_proj_a = linear(hidden, config.delta_value_heads)
         self.out_proj = linear(self.value_size, hidden, 0.3 / self.value_size**0.5)
 
-    def _gates(self, x):
-        return -self.A_log.exp() * F.softplus(self.in_proj_a(x) + self.dt_bias), self.in_proj_b(x).sigmoid()
+    def _project(self, x):
+        """-> the inputs of the convolution, the output gate, the log decay, the strength of the update."""
+        mixed, gate, beta, decay = joint_linear(
+            x, self.in_proj_qkv.weight, self.in_proj_z.weight, self.in_proj_b.weight, self.in_proj_a.weight
+        )
+        return mixed, gate, -self.A_log.exp() * F.softplus(decay + self.dt_bias), beta.sigmoid()
 
     def _heads(self, mixed):
         """The convolved projections [..., C] -> query, key [..., Hk, Dk] and value [..., H, Dv]."""
@@ -80,19 +84,18 @@ class DeltaNet(nn.Module):
             v.unflatten(-1, (c.delta_value_heads, c.delta_value_dim)),
         )
 
-    def _finish(self, x, out):
-        gate = self.in_proj_z(x).unflatten(-1, (-1, self.config.delta_value_dim))
-        return self.out_proj(self.norm(out, gate).flatten(-2))
+    def _finish(self, out, gate):
+        return self.out_proj(self.norm(out, gate.unflatten(-1, (-1, self.config.delta_value_dim))).flatten(-2))
 
     def forward(self, x):
-        q, k, v = self._heads(causal_conv(self.in_proj_qkv(x), self.conv1d.weight))
-        decay, beta = self._gates(x)
-        return self._finish(x, chunked_delta_rule(q, k, v, decay, beta))
+        mixed, gate, decay, beta = self._project(x)
+        q, k, v = self._heads(causal_conv(mixed, self.conv1d.weight))
+        return self._finish(chunked_delta_rule(q, k, v, decay, beta), gate)
 
     def step(self, x, cache: dict):
         """One token: x [B,H]. The cache holds the last convolution inputs and the recurrent state."""
         c = self.config
-        mixed = self.in_proj_qkv(x)
+        mixed, gate, decay, beta = self._project(x)
         if not cache:
             cache["inputs"] = mixed.new_zeros(x.shape[0], c.delta_conv - 1, mixed.shape[-1])
             cache["state"] = mixed.new_zeros(x.shape[0], c.delta_value_heads, c.delta_key_dim, c.delta_value_dim)
@@ -102,8 +105,7 @@ class DeltaNet(nn.Module):
         repeat = c.delta_value_heads // c.delta_key_heads
         q = (unit(q) * c.delta_key_dim**-0.5).repeat_interleave(repeat, 1)
         k = unit(k).repeat_interleave(repeat, 1)
-        decay, beta = self._gates(x)
         state = cache["state"] * decay.exp()[..., None, None]
         error = (v - torch.einsum("bhk,bhkv->bhv", k, state)) * beta[..., None]
         cache["state"] = state + torch.einsum("bhk,bhv->bhkv", k, error)
-        return self._finish(x, torch.einsum("bhk,bhkv->bhv", q, cache["state"]))
+        return self._finish(torch.einsum("bhk,bhkv->bhv", q, cache["state"]), gate)

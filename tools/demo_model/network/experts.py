@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .basics import linear
+from .basics import joint_linear, linear
 from .kernels import grouped_linear, permute, sort_by_expert, spread
 
 
@@ -32,9 +32,6 @@ class SharedExpert(nn.Module):
         self.gate_proj, self.up_proj = linear(hidden, size), linear(hidden, size)
         self.down_proj = linear(size, hidden, 0.3 / math.sqrt(size))
 
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
 
 class MoE(nn.Module):
     def __init__(self, config):
@@ -48,7 +45,11 @@ class MoE(nn.Module):
     def forward(self, x):
         """x [..., H] -> output, load-balance loss, chosen experts [N,k]."""
         c, rows = self.config, x.reshape(-1, x.shape[-1])
-        chance = F.softmax(F.linear(rows, self.gate.weight), -1)
+        shared = self.shared_expert
+        logits, shared_gate, shared_up, opening = joint_linear(
+            rows, self.gate.weight, shared.gate_proj.weight, shared.up_proj.weight, self.shared_expert_gate.weight
+        )
+        chance = F.softmax(logits, -1)
         weight, chosen = chance.topk(c.experts_per_token, -1)
         weight = weight / weight.sum(-1, keepdim=True)
         order, inverse, counts = sort_by_expert(chosen, c.num_experts)
@@ -57,6 +58,6 @@ class MoE(nn.Module):
         ).chunk(2, -1)
         out = permute(grouped_linear(F.silu(gate) * up, self.experts.down_proj, counts), inverse, order)
         out = (out.view(-1, c.experts_per_token, x.shape[-1]) * weight[..., None]).sum(1)
-        out = out + torch.sigmoid(self.shared_expert_gate(rows)) * self.shared_expert(rows)
+        out = out + torch.sigmoid(opening) * shared.down_proj(F.silu(shared_gate) * shared_up)
         share = (counts.float() / chosen.numel()).detach()
         return out.view(x.shape), c.num_experts * (chance.mean(0) * share).sum(), chosen

@@ -82,13 +82,15 @@ def grouped_linear_backward(
     grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     grad = grad.contiguous()
-    rows_grad, weight_grad = torch.empty_like(rows), torch.zeros_like(weight)
+    rows_grad, weight_grad = torch.empty_like(rows), torch.empty_like(weight)
     start = 0
     for expert, count in enumerate(counts.tolist()):
+        part = slice(start, start + count)
         if count:
-            part = slice(start, start + count)
             torch.mm(grad[part], weight[expert], out=rows_grad[part])
             torch.mm(grad[part].t(), rows[part], out=weight_grad[expert])
+        else:
+            weight_grad[expert].zero_()
         start += count
     return rows_grad, weight_grad
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .basics import RMSNorm, causal_conv, linear
+from .basics import RMSNorm, causal_conv, joint_linear, linear
 
 _MASK = (1 << 64) - 1
 
@@ -92,11 +92,12 @@ class PerLayerEmbedding(nn.Module):
 
     def gated(self, wide, rows):
         """Per stream, how well the n-gram fits what the stream holds decides how much of it is added."""
-        key = self.norm_key(self.key_proj(rows)).unflatten(-1, (self.streams, self.size))
+        key, value = joint_linear(rows, self.key_proj.weight, self.value_proj.weight)
+        key = self.norm_key(key).unflatten(-1, (self.streams, self.size))
         query = self.norm_query(wide).unflatten(-1, (self.streams, self.size))
         fit = (key * query).sum(-1, keepdim=True) / math.sqrt(self.size)
         fit = fit.abs().clamp_min(1e-6).sqrt() * fit.sign()
-        return (torch.sigmoid(fit) * self.value_proj(rows).unsqueeze(-2)).flatten(-2)
+        return (torch.sigmoid(fit) * value.unsqueeze(-2)).flatten(-2)
 
     def forward(self, wide, rows):
         added = self.gated(wide, rows)

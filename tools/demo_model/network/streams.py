@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .basics import RMSNorm, linear
+from .basics import RMSNorm, joint_linear, linear
 
 
 class HyperConnection(nn.Module):
@@ -22,12 +22,14 @@ class HyperConnection(nn.Module):
     def forward(self, wide):
         """wide [..., streams*H] -> the block's input [..., H] and, if injecting, the gate of each stream."""
         normed = self.hc_norm(wide)
-        low = F.silu(self.input_mix_weight_down(normed) / self.streams)
-        mix = torch.sigmoid(self.input_mix_weight_up(low))
-        read = (mix * normed).unflatten(-1, (self.streams, self.size)).mean(-2)
         if self.block_inject_weight is None:
-            return read
-        return read, 2 * torch.sigmoid(self.block_inject_weight(normed) / self.streams)
+            return self._read(normed, self.input_mix_weight_down(normed))
+        low, gates = joint_linear(normed, self.input_mix_weight_down.weight, self.block_inject_weight.weight)
+        return self._read(normed, low), 2 * torch.sigmoid(gates / self.streams)
+
+    def _read(self, normed, low):
+        mix = torch.sigmoid(self.input_mix_weight_up(F.silu(low / self.streams)))
+        return (mix * normed).unflatten(-1, (self.streams, self.size)).mean(-2)
 
 
 def inject(wide, output, gates):
