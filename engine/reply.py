@@ -22,7 +22,7 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Text on its way through the machines, and for each character the number of the token that completed it."""
+    """Text on its way through the machines, and for each character the number of the token in which it begins."""
 
     kind: TextKind
     text: str
@@ -56,6 +56,11 @@ class StreamDecoder:
         """The text that this id completes; bytes of an unfinished character (at most three) wait for the next id."""
         return self._utf8.decode(self._token_bytes(token))
 
+    @property
+    def inside(self) -> bool:
+        """The last id ended inside a character."""
+        return bool(self._utf8.getstate()[0])
+
     def finish(self) -> str:
         """U+FFFD for a character that was never finished, else nothing. The decoder starts afresh."""
         return self._utf8.decode(b"", final=True)
@@ -83,9 +88,9 @@ class ReplySplitter:
         """What came in and may still turn out to be text."""
         return self._space.join(self._partial)
 
-    def push(self, text: str, token: int = 0) -> list[Fragment]:
-        """The fragments that are certain now; `token` is the number of the token that completed this text."""
-        rest = self._partial.join(Fragment(self.kind, text, [token] * len(text)))
+    def push(self, text: str, tokens: Sequence[int] = ()) -> list[Fragment]:
+        """The fragments that are certain now; `tokens` are those of Fragment, all 0 where left out."""
+        rest = self._partial.join(Fragment(self.kind, text, tokens or [0] * len(text)))
         self._partial = rest.cut(0, 0)
         out: list[Fragment] = []
         while self._text_tags and (found := [(i, t) for t in (_OPEN, _CLOSE) if (i := rest.text.find(t)) >= 0]):
@@ -144,7 +149,7 @@ class StopMatcher:
         self.held = Fragment("answer", "", ())
         self.matched: str | None = None
         self.matched_token = 0
-        """Number of the token that completed the first character of the stop string."""
+        """Number of the token in which the stop string begins."""
 
     def push(self, new: Fragment) -> Fragment:
         """The text that is certain now: everything before the match once `matched` is set."""
@@ -193,6 +198,8 @@ class ReplyReader:
         self._splitter = ReplySplitter(starts_thinking, text_tags=think_ids is None)
         self._stops = StopMatcher(stops)
         self._fed = 0
+        self._began = 0
+        """The token in which the unfinished character began; 0 when there is none."""
         self._reported = 0
         self._last_shown = 0
         self._committed: int | None = None
@@ -217,19 +224,23 @@ class ReplyReader:
             raise RuntimeError("fed a reply that has ended at a stop string")
         self._fed += 1
         if self._think_ids is not None and token in self._think_ids:
-            out = self._text(self._decoder.finish())
+            out = self._split(self._decoder.finish())
             out += self._splitter.tag("open" if token == self._think_ids[0] else "close")
             return self._pieces(out)
-        return self._pieces([] if token in self._hidden else self._text(self._decoder.push(token)))
+        return self._pieces([] if token in self._hidden else self._split(self._decoder.push(token)))
 
     def finish(self) -> list[Piece]:
         """The reply is over (a stop id, a limit, a cancel): what was held back. A stop string may still be found."""
         if self.stopped:
             return []
-        return self._pieces([*self._text(self._decoder.finish()), *self._splitter.finish()], last=True)
+        return self._pieces([*self._split(self._decoder.finish()), *self._splitter.finish()], last=True)
 
-    def _text(self, text: str) -> list[Fragment]:
-        return self._splitter.push(text, self._fed) if text else []
+    def _split(self, text: str) -> list[Fragment]:
+        """Through the splitter, with the tokens in which the characters of the decoder's text begin."""
+        tokens = [self._began or self._fed] * bool(text) + [self._fed] * (len(text) - 1)
+        if text or not self._began:
+            self._began = self._fed if self._decoder.inside else 0
+        return self._splitter.push(text, tokens) if text else []
 
     def _pieces(self, fragments: Sequence[Fragment], last: bool = False) -> list[Piece]:
         out: list[Fragment] = []
