@@ -3,7 +3,7 @@ know which it was."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,7 +46,7 @@ class Steps(Protocol):
 
 def plain_steps(
     session: Steps, logits: mx.array, sampler: Sampler, max_tokens: int, stops: Collection[int]
-) -> Iterator[Step]:
+) -> Generator[Step, int | None, None]:
     """Sample from `logits` [V], then step by step, until a stop id, `max_tokens`, or the end of the context.
 
     The last sampled token is not part of the session's timeline: nothing was computed behind it.

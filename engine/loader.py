@@ -67,6 +67,7 @@ class Loaded:
     forward: Forward
     store: ExpertStore
     draft_store: ExpertStore | None
+    draft_buffer: LayerBuffer | None
     reader: Reader
     rows_reader: Reader
     meter: Meter
@@ -225,12 +226,27 @@ def load(config: EngineConfig, progress: Progress = lambda *_: None, reader: Rea
         )
         tables = [(t, RowStore(t.shards, _table_scale(t), rows_reader)) for t in s.tables]
         buffers = [LayerBuffer(s.layout, reader, computes, meter) for _ in range(s.plan.layer_buffers)]
+        draft_buffer = _draft_buffer(s, reader, draft_computes, meter, buffers)
     except BaseException:
         reader.close()
         rows_reader.close()
         raise
     forward = Forward(model, store, tables, buffers, s.dtype, meter)
-    return Loaded(s, model, forward, store, draft_store, reader, rows_reader, meter, time.perf_counter() - start)
+    return Loaded(
+        s, model, forward, store, draft_store, draft_buffer, reader, rows_reader, meter, time.perf_counter() - start
+    )
+
+
+def _draft_buffer(
+    s: Survey, reader: Reader, computes: ExpertMath | None, meter: Meter, buffers: Sequence[LayerBuffer]
+) -> LayerBuffer | None:
+    """The draft layer's experts at once, in a trunk buffer's memory; None where its slots hold all of them anyway."""
+    layout = s.draft_layout
+    if layout is None or computes is None or not buffers or s.plan.draft_slots >= layout.n_experts:
+        return None
+    if layout.slot_bytes * layout.n_experts > buffers[0].pool.piece_bytes:
+        return None
+    return LayerBuffer(layout, reader, computes, meter, buffers[0].pool)
 
 
 def _direct(config: EngineConfig, s: Survey) -> str:

@@ -24,8 +24,8 @@ class Meter:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
-        self._phases = dict.fromkeys(_PHASES, 0.0)
-        self._waits = dict.fromkeys(_WAITS, 0.0)
+        self._phases: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
+        self._waits: dict[str, float] = dict.fromkeys(_WAITS, 0.0)
         self._wall_s = 0.0
         self.phase_name = ""
         self.cancel: Callable[[], bool] = lambda: False

@@ -22,7 +22,8 @@ MARKS = 4
 """States kept at stable points of a conversation."""
 PREFILL_WINDOW = 32768
 """Most prompt tokens that go through the layers in one layer-major pass."""
-_WIDE_KEPT_BYTES = 64 * MIB
+WIDE_KEPT_BYTES = 64 * MIB
+"""Wide hiddens kept while drafting is off, so that it can be switched on without a hole."""
 _AUTO_CONTEXT = 32768
 _DRAFT_ALL_BYTES = int(1.3 * GIB)
 _TILES_BYTES = 96 * MIB
@@ -157,7 +158,7 @@ def _fixed_terms(config: EngineConfig, needs: Needs, where: Machine) -> tuple[in
         ("keys and values", int(needs.kv_bytes_a_token * context * _GROWTH)),
         ("states", needs.state_bytes * (1 + 1 + MARKS) + rounds * needs.wide_bytes),
         ("prompt window", window),
-        ("kept for drafting", min(_WIDE_KEPT_BYTES, context * needs.wide_bytes) if needs.draft else 0),
+        ("kept for drafting", min(WIDE_KEPT_BYTES, context * needs.wide_bytes) if needs.draft else 0),
         ("scratch", scratch),
         ("allocator cache", 256 * MIB if where.gpu else 0),
     )

@@ -6,7 +6,7 @@ prompts will share. Invariant: `tokens` are exactly the ids that every cache has
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,14 +17,17 @@ import numpy as np
 from .cache.base import arrays_of
 from .config import EngineConfig
 from .decode import Step, plain_steps
-from .errors import ContextFullError, RequestError
+from .errors import ContextFullError, RequestError, UnavailableError
 from .loader import Loaded, Progress, load
 from .meter import Meter
-from .plan import resident_set_bytes
+from .plan import PREFILL_WINDOW, WIDE_KEPT_BYTES, resident_set_bytes
 from .prefill import OnProgress, PromptOrder, run_prompt
 from .sampling import Sampler
-from .stats import ContextStats, EngineStats, MemoryStats, MtpStats, ThroughputStats
-from .types import MtpMode, MtpState, Sampling
+from .speculate.control import Control
+from .speculate.draft import Drafter
+from .speculate.round import Rounds
+from .stats import ContextStats, DraftStats, EngineStats, MemoryStats, MtpStats, ThroughputStats
+from .types import MtpMode, Sampling
 
 __all__ = ["Mark", "Session"]
 
@@ -54,9 +57,22 @@ class Session:
         self._wide: mx.array | None = None
         self._marks: list[Mark] = [self._mark(0, [c.save() for c in self.caches], None)]
         self._throughput = ThroughputStats()
-        self._mtp = MtpStats(
-            mode=config.mtp, reason="this version does not draft yet", limit=config.zero_acceptance_limit
-        )
+        self._rounds = self._make_rounds()
+
+    def _make_rounds(self) -> Rounds | None:
+        """Speculative decoding, where the checkpoint has a draft layer."""
+        loaded, config = self.loaded, self.config
+        if self.model.draft is None or loaded.draft_store is None:
+            return None
+        drafter = Drafter(
+            self.model.draft, loaded.draft_store, loaded.draft_buffer, self.meter, step=config.prefill_step,
+            keep_bytes=WIDE_KEPT_BYTES,
+        )  # fmt: skip
+        control = Control(config.mtp, config.max_draft, config.zero_acceptance_limit)
+        return Rounds(
+            self, drafter, control, loaded.store, loaded.draft_store,
+            strict=config.verify == "strict", rejection=config.acceptance == "rejection",
+        )  # fmt: skip
 
     @classmethod
     def open(cls, config: EngineConfig, progress: Progress = lambda *_: None) -> Session:
@@ -97,9 +113,13 @@ class Session:
         with self.meter.phase("prefill"), self._all_or_nothing():
             last = run_prompt(
                 self.forward, self.caches, self.tokens, new, self._order, cuts=cuts,
+                on_rows=lambda offset, wide: self._follow(reused + offset, wide, ids),
                 on_cut=lambda offset, states, wide: self._add_mark(self._mark(reused + offset, states, wide)),
                 progress=progress,
             )  # fmt: skip
+            if self._drafts:
+                assert self._rounds is not None
+                self._rounds.drafter.fill(ids, lambda done, _: progress(len(new), "draft cache"))
             logits = self.model.head(last)[0]
             with self.meter.wait("output_sync"):
                 mx.eval(logits)
@@ -108,14 +128,40 @@ class Session:
         self.mark()
         return logits, reused
 
+    @property
+    def _drafts(self) -> bool:
+        """Whether the draft cache is to be kept up with the timeline."""
+        return self._rounds is not None and self._rounds.control.mode != "off"
+
+    def _follow(self, start: int, wide: mx.array, ids: Sequence[int]) -> None:
+        """Prompt rows have gone through the trunk: the draft layer needs their residuals, a window of them at most."""
+        if self._rounds is None:
+            return
+        drafter = self._rounds.drafter
+        drafter.note(start, wide)
+        if not self._drafts:
+            drafter.shrink()
+        elif drafter.kept_rows >= PREFILL_WINDOW:
+            drafter.fill(ids[: start + wide.shape[0]])
+
     def step(self, token: int) -> mx.array:
         """Consume one token; logits [V] behind it, not evaluated."""
         with self._all_or_nothing():
             wide = self.forward.token_major(self.caches, self.tokens[-16:], [token])
             logits = self.model.head(wide)[0]
-        self._wide = wide
-        self.tokens.append(token)
+        self.took([token], wide)
         return logits
+
+    def took(self, ids: Sequence[int], wide: mx.array) -> None:
+        """ids with residual wide [T, W] have become part of the timeline; every cache has seen them."""
+        if self._rounds is not None:
+            self._rounds.drafter.note(self.position, wide)
+        self._wide = wide[-1:]
+        self.tokens.extend(ids)
+
+    def last_wide(self) -> mx.array | None:
+        """Residual [1, W] of the timeline's last row; None when it is empty."""
+        return self._wide
 
     def sync(self, ids: Sequence[int]) -> int:
         """Go back to the latest state whose tokens begin `ids`, leaving at least one id to compute. Returns its length."""
@@ -132,6 +178,8 @@ class Session:
         for cache, state in zip(self.caches, mark.states):
             cache.restore(state)
         self._wide = mark.wide
+        if self._rounds is not None:
+            self._rounds.drafter.rewind(mark.position, mark.wide)
         del self.tokens[mark.position :]
         self._marks = [m for m in self._marks if m.position <= mark.position]
 
@@ -154,6 +202,7 @@ class Session:
     def _all_or_nothing(self) -> Iterator[None]:
         """On any error the caches, marks and tokens are as before."""
         saved = [c.save() for c in self.caches]
+        draft = self._rounds.drafter.save() if self._rounds is not None else None
         marks, length = list(self._marks), len(self.tokens)
         try:
             yield
@@ -162,6 +211,8 @@ class Session:
             mx.eval(arrays_of(self.caches))
             for cache, state in zip(self.caches, saved):
                 cache.restore(state)
+            if self._rounds is not None:
+                self._rounds.drafter.restore(draft)
             self._marks = marks
             del self.tokens[length:]
             raise
@@ -179,17 +230,24 @@ class Session:
                 "Start a new chat, shorten the conversation, or raise model.context.",
             )
 
-    def steps(self, logits: mx.array, sampler: Sampler, max_tokens: int, stops: Collection[int]) -> Iterator[Step]:
-        """The reply behind a prompt whose last logits [V] are given; see `decode.plain_steps`."""
-        return plain_steps(self, logits, sampler, max_tokens, stops)
+    def steps(
+        self, logits: mx.array, sampler: Sampler, max_tokens: int, stops: Collection[int]
+    ) -> Generator[Step, int | None, None]:
+        """The reply behind a prompt whose last logits [V] are given; see `Rounds.steps` and `decode.plain_steps`."""
+        if self._rounds is None:
+            return plain_steps(self, logits, sampler, max_tokens, stops)
+        return self._rounds.steps(logits, sampler, max_tokens, stops)
 
     def set_mtp(self, mode: MtpMode) -> None:
-        """Change the drafting mode, from the next step on."""
-        self._mtp = replace(self._mtp, mode=mode)
+        """Change the drafting mode, from the next step on; without a draft layer it stays unavailable."""
+        if self._rounds is not None:
+            self._rounds.control.set_mode(mode)
 
-    def mtp_now(self) -> tuple[MtpMode, MtpState, str]:
-        """Mode, state and the reason for it."""
-        return self._mtp.mode, self._mtp.state, self._mtp.reason
+    def mtp_now(self) -> MtpStats:
+        """Mode, state and the reason for it, with the numbers behind it."""
+        if self._rounds is None:
+            return MtpStats(mode="off", reason="this model has no MTP layer", limit=self.config.zero_acceptance_limit)
+        return self._rounds.control.stats()
 
     # ---- for scripts
 
@@ -202,6 +260,23 @@ class Session:
             self.forward, caches, [], list(ids), self._order,
             on_rows=lambda _, wide: rows.append(np.array(self.model.head(wide))),
         )  # fmt: skip
+        return np.concatenate(rows)
+
+    def score_draft(self, ids: Sequence[int]) -> np.ndarray:
+        """Draft logits float32 [T - 1, V]: row i is for pair (wide hidden i, token i + 1), from an empty state.
+
+        Raises UnavailableError without a draft layer.
+        """
+        self._check_ids(ids)
+        if self._rounds is None or self.model.draft is None:
+            raise UnavailableError("This model has no MTP layer.", "Choose a release that brings its mtp.* tensors.")
+        head = self.model.draft.head
+        wide: list[mx.array] = []
+        rows: list[np.ndarray] = [np.empty((0, self.loaded.survey.shape.vocab), np.float32)]
+        caches = [layer.new_cache() for layer in self.model.layers]
+        run_prompt(self.forward, caches, [], list(ids), self._order, on_rows=lambda _, w: wide.append(w))
+        drafter = self._rounds.drafter.fresh()
+        drafter.score(mx.concatenate(wide)[:-1], list(ids[1:]), lambda x, _: rows.append(np.array(head(x))))
         return np.concatenate(rows)
 
     def routes(self, ids: Sequence[int]) -> np.ndarray:
@@ -238,7 +313,8 @@ class Session:
         marks = self._marks[1:]
         return EngineStats(
             throughput=self._throughput,
-            mtp=self._mtp,
+            drafts=DraftStats() if self._rounds is None else self._rounds.stats(),
+            mtp=self.mtp_now(),
             experts=self.loaded.store.stats(),
             draft_experts=EngineStats().draft_experts if draft is None else draft.stats(),
             ssd=self.loaded.reader.stats(),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import suppress
 
 from .contract import Emit
 from .decode import Step
@@ -21,9 +22,9 @@ __all__ = ["run_turn"]
 
 
 def run_turn(
-    session: Session, tokenizer: Tokenizer, request: GenerationRequest, emit: Emit, between: Callable[[], None]
+    session: Session, tokenizer: Tokenizer, request: GenerationRequest, emit: Emit, between: Callable[[int], None]
 ) -> None:
-    """Answer a request; ends with TurnFinished or an error of engine/errors. `between` is called between steps.
+    """Answer a request; ends with TurnFinished or an error of engine/errors. `between(tokens so far)` is called between steps.
 
     Whatever happens, the session's timeline is whole afterwards, so the next request works.
     """
@@ -45,7 +46,7 @@ def run_turn(
 class _Turn:
     def __init__(
         self, session: Session, tokenizer: Tokenizer, request: GenerationRequest, emit: Emit,
-        between: Callable[[], None],
+        between: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.session, self.tokenizer, self.request = session, tokenizer, request
         self.emit, self.between = emit, between
@@ -79,7 +80,11 @@ class _Turn:
         )  # fmt: skip
         most = request.max_tokens or config.max_tokens or session.context
         stops = self.tokenizer.stop_ids
-        return self._decode(session.steps(logits, sampler, most, stops), ids, most, start)
+        steps = session.steps(logits, sampler, most, stops)
+        try:
+            return self._decode(steps, ids, most, start)
+        finally:
+            steps.close()
 
     def _prompt(self) -> Prompt:
         if self.request.raw_prompt is not None:
@@ -100,36 +105,43 @@ class _Turn:
                 took = now - start
                 rate = done / took if took > 0 else 0.0
                 self.emit(PrefillProgress(self.request.id, phase, reused, int(done), total - reused, rate))
-                self.between()
+                self.between(0)
 
         return tell
 
-    def _decode(self, steps: Iterator[Step], ids: list[int], most: int, start: float) -> FinishReason:
+    def _decode(
+        self, steps: Generator[Step, int | None, None], ids: list[int], most: int, start: float
+    ) -> FinishReason:
         session, reader = self.session, self.reader
         assert reader is not None
-        first = 0.0
+        before = start
         for step in steps:
             now = time.perf_counter()
-            if not ids:
-                session.count(ttft_s=now - start)
-                first = now
+            if ids:
+                session.count(generated_tokens=len(step.tokens), decode_s=now - before)
+            else:
+                session.count(generated_tokens=len(step.tokens), ttft_s=now - start)
+            before = now
             for token in step.tokens:
                 ids.append(token)
                 if token in self.tokenizer.stop_ids:
                     break
                 self.say(reader.feed(token))
                 if reader.stopped:
-                    break
-            session.count(generated_tokens=len(step.tokens), decode_s=0.0 if now == first else now - first)
-            first = now
-            if reader.stopped:
-                return "stop"
-            self.between()
+                    self._take_only(steps, step, reader.committed - (len(ids) - len(step.tokens)))
+                    return "stop"
+            self.between(len(ids))
             session.meter.check()
         self.say(reader.finish())
         if reader.stopped or ids[-1] in self.tokenizer.stop_ids:
             return "stop"
         return "length" if len(ids) >= most else "context"
+
+    @staticmethod
+    def _take_only(steps: Generator[Step, int | None, None], step: Step, count: int) -> None:
+        """A stop string ended the reply inside `step`: the timeline keeps only what stands before it."""
+        with suppress(StopIteration):
+            steps.send(max(0, min(count, len(step.tokens))))
 
     def say(self, pieces: list[Piece]) -> None:
         for piece in pieces:

@@ -41,6 +41,7 @@ class EngineWorker:
         self._mode: MtpMode | None = None
         self._closed = self._ended = False
         self._next_stats = 0.0
+        self._shown_mtp: tuple[str, str] | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -102,7 +103,7 @@ class EngineWorker:
             tokenizer = Tokenizer.load(index.folder, index.config, index.generation_config)
             session.meter.cancel = self._should_stop
             self._emit(_ready(session, tokenizer))
-            self._emit(MtpChanged(0, *session.mtp_now()))
+            self._show_mtp(session, 0)
             while (request := self._next(session)) is not None:
                 self._answer(session, tokenizer, request)
         finally:
@@ -136,17 +137,24 @@ class EngineWorker:
         return self._closed or self._running in self._cancelled
 
     def _take_mode(self, session: Session, at_token: int = 0) -> None:
+        """Change to the mode that was asked for, if any, and tell what drafting does if that has changed."""
         with self._changed:
             mode, self._mode = self._mode, None
         if mode is not None:
             session.set_mtp(mode)
-            self._emit(MtpChanged(at_token, *session.mtp_now()))
+        self._show_mtp(session, at_token, asked=mode is not None)
+
+    def _show_mtp(self, session: Session, at_token: int, *, asked: bool = False) -> None:
+        now = session.mtp_now()
+        if asked or (now.mode, now.state) != self._shown_mtp:
+            self._shown_mtp = now.mode, now.state
+            self._emit(MtpChanged(at_token, now.mode, now.state, now.reason))
 
     def _answer(self, session: Session, tokenizer: Tokenizer, request: GenerationRequest) -> None:
         from .turn import run_turn
 
-        def between() -> None:
-            self._take_mode(session)
+        def between(tokens: int) -> None:
+            self._take_mode(session, tokens)
             now = time.monotonic()
             if now >= self._next_stats:
                 self._next_stats = now + STATS_EVERY_S

@@ -120,7 +120,7 @@ class ExpertStore:
         self._views: dict[int, Any] = {}
         self._hits = self._misses = self._evictions = self._read_bytes = self._waves = self._handed_over = 0
         self._layer_reads = 0
-        self._by_phase = dict.fromkeys(("plain", "verify", "draft"), (0, 0))
+        self._by_phase: dict[str, tuple[int, int]] = dict.fromkeys(("plain", "verify", "draft"), (0, 0))
         self.syncs = 0
         """Router read-backs; counted by the forward."""
         self.on_lookup: Callable[[int, Sequence[int]], None] | None = None
@@ -224,6 +224,11 @@ class ExpertStore:
         self.table.clear()
 
     @property
+    def misses(self) -> int:
+        """Experts that had to be read, so far."""
+        return self._misses
+
+    @property
     def nbytes(self) -> int:
         return self._pool.nbytes
 
@@ -242,9 +247,12 @@ class ExpertStore:
 class LayerBuffer:
     """All experts of one layer at once, for prefill: read in large pieces, each expert once."""
 
-    def __init__(self, layout: ExpertLayout, reader: Reader, computes: Computes, meter: Meter) -> None:
+    def __init__(
+        self, layout: ExpertLayout, reader: Reader, computes: Computes, meter: Meter, pool: Pool | None = None
+    ) -> None:
+        """`pool` lends the memory of another buffer of at least this size; the two are never used at once."""
         self._layout, self._reader, self._computes, self._meter = layout, reader, computes, meter
-        self._pool = Pool(1, layout.slot_bytes * layout.n_experts)
+        self.pool = pool or Pool(1, layout.slot_bytes * layout.n_experts)
         self._ticket: Ticket | None = None
         self._views: dict[int, Any] = {}
         self.layer = -1
@@ -253,7 +261,7 @@ class LayerBuffer:
     def load(self, layer: int) -> int:
         """Start reading a layer; whatever computed from the buffer has been evaluated. Returns the bytes to be read."""
         self.layer = layer
-        self._ticket = self._reader.submit(self._layout.layer_ranges(layer), self._pool.memory(0))
+        self._ticket = self._reader.submit(self._layout.layer_ranges(layer), self.pool.memory(0))
         return self._ticket.n_bytes
 
     def wait(self) -> None:
@@ -275,7 +283,7 @@ class LayerBuffer:
     def memory(self, expert: int) -> memoryview:
         """The bytes of one expert, as a slot holds them."""
         first = expert * self._layout.slot_bytes
-        return self._pool.memory(0)[first : first + self._layout.slot_bytes]
+        return self.pool.memory(0)[first : first + self._layout.slot_bytes]
 
     def run(
         self, layer: int, hidden: Sequence[mx.array], ids: Sequence[np.ndarray], *, together: bool
@@ -292,11 +300,11 @@ class LayerBuffer:
         views = self._views.get(expert)
         if views is None:
             size = self._layout.slot_bytes
-            raw = self._pool.array(0)[expert * size : (expert + 1) * size]
+            raw = self.pool.array(0)[expert * size : (expert + 1) * size]
             views = self._views[expert] = self._computes.views(raw)
             mx.eval(list(views.values()))
         return views
 
     @property
     def nbytes(self) -> int:
-        return self._pool.nbytes
+        return self.pool.nbytes

@@ -1,0 +1,263 @@
+"""The draft layer with its cache: pairs (wide hidden of position i, token i + 1) in, drafts out.
+
+Invariant: the cache holds the pairs of positions base … base + n - 1, all from true wide hiddens, and the wide hiddens of
+every position behind them are kept, so that the missing pairs can be filled before the next draft. Self-fed pairs live
+only inside a round.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..cache.base import LayerCache
+from ..meter import Meter
+from ..models.contract import DraftModel, as_ids
+from ..offload.experts import ExpertSource, ExpertStore, LayerBuffer
+from ..sampling import Sampler
+
+__all__ = ["Draft", "Drafter"]
+
+WHOLE_LAYER_PAIRS = 64
+"""From this many missing pairs on, the layer's experts are read whole rather than through the slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One drafted token."""
+
+    token: int
+    confidence: float
+    """Probability that the draft layer gave to it, before the sampler's filters."""
+    weights: mx.array
+    """The filtered log-weights [V] it was drawn from."""
+
+
+class _Kept:
+    """Wide hiddens of positions start … end - 1, in the pieces in which they came."""
+
+    def __init__(self, start: int = 0, pieces: Sequence[mx.array] = ()) -> None:
+        self.start = start
+        self._pieces = deque(pieces)
+        self.end = start + sum(p.shape[0] for p in self._pieces)
+        self.nbytes = sum(p.nbytes for p in self._pieces)
+
+    def append(self, start: int, wide: mx.array) -> None:
+        if self.start == self.end:
+            self.start = self.end = start
+        assert start == self.end, "positions follow each other"
+        self._pieces.append(wide)
+        self.end += wide.shape[0]
+        self.nbytes += wide.nbytes
+
+    def drop_oldest(self) -> None:
+        gone = self._pieces.popleft()
+        self.start += gone.shape[0]
+        self.nbytes -= gone.nbytes
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def rows(self, first: int) -> mx.array:
+        """[end - first, W]."""
+        wide = self._pieces[0] if len(self._pieces) == 1 else mx.concatenate(list(self._pieces), axis=0)
+        return wide[first - self.start :]
+
+    def before(self, end: int) -> _Kept:
+        """The part below position `end`."""
+        kept, left = [], end - self.start
+        for piece in self._pieces:
+            if left <= 0:
+                break
+            kept.append(piece[:left])
+            left -= piece.shape[0]
+        return _Kept(self.start, kept)
+
+    def copy(self) -> _Kept:
+        return _Kept(self.start, self._pieces)
+
+
+class Drafter:
+    """Drafts for one timeline."""
+
+    def __init__(
+        self, model: DraftModel, store: ExpertStore, buffer: LayerBuffer | None, meter: Meter, *, step: int,
+        keep_bytes: int,
+    ) -> None:  # fmt: skip
+        """`step` pairs go through the layer at once; wide hiddens are kept up to `keep_bytes` while nothing is drafted."""
+        self._model, self._store, self._buffer, self._meter = model, store, buffer, meter
+        self._step, self._keep_bytes = step, keep_bytes
+        self.cache: LayerCache = model.layer.new_cache()
+        self._base = 0
+        self._kept = _Kept()
+        self._last_wide: mx.array | None = None
+        self._self_fed = 0
+        self.refilled = 0
+        """Pairs filled in after drafting was off."""
+        self.holes = 0
+        """Times the cache had to start anew because too many wide hiddens were missing."""
+
+    def fresh(self) -> Drafter:
+        """A drafter over the same layer with nothing in its cache."""
+        return Drafter(
+            self._model, self._store, self._buffer, self._meter, step=self._step, keep_bytes=self._keep_bytes
+        )
+
+    # ---- following the trunk
+
+    @property
+    def kept_rows(self) -> int:
+        """Positions whose wide hiddens are kept."""
+        return self._kept.end - self._kept.start
+
+    @property
+    def _next(self) -> int:
+        """Position of the first pair that is missing."""
+        return self._base + self.cache.position - self._self_fed
+
+    def note(self, start: int, wide: mx.array) -> None:
+        """The trunk has consumed positions start … start + T - 1 with residual wide [T, W], for good."""
+        self._kept.append(start, wide)
+
+    def shrink(self) -> None:
+        """Drop the oldest kept rows beyond the budget; called while nothing is drafted."""
+        while len(self._kept) > 1 and self._kept.nbytes > self._keep_bytes:
+            self._kept.drop_oldest()
+
+    def rewind(self, position: int, wide: mx.array | None) -> None:
+        """The timeline ends at `position` again; `wide` [1, W] is the residual of its last row."""
+        self._drop_self_fed()
+        last = position - 1
+        if last < self._base or wide is None:
+            self.cache, self._base = self._model.layer.new_cache(), max(0, last)
+            self._kept = _Kept(last, [wide]) if wide is not None else _Kept()
+            return
+        if self._next > last:
+            self.cache.restore(last - self._base)
+        if self._next < last and self._kept.start <= last:
+            self._kept = self._kept.before(position)
+        else:
+            self._kept = _Kept(last, [wide])
+
+    def save(self) -> Any:
+        """State for `restore`, taken outside a round."""
+        return self.cache, self.cache.save(), self._base, self._kept.copy()
+
+    def restore(self, saved: Any) -> None:
+        self.cache, state, self._base, self._kept = saved
+        self.cache.restore(state)
+        self._self_fed = 0
+
+    # ---- filling
+
+    def fill(self, tokens: Sequence[int], progress: Callable[[int, int], None] = lambda *_: None) -> int:
+        """Append every pair that `tokens`, the trunk's timeline, allows. Returns how many.
+
+        Leaves the last position's wide hidden kept: its pair needs the token that comes next.
+        """
+        self._drop_self_fed()
+        if not len(self._kept):
+            return 0
+        if self._kept.start > self._next:
+            # Wide hiddens are missing before the kept ones: start anew from the newest contiguous run.
+            self.cache, self._base = self._model.layer.new_cache(), self._kept.start
+            self.holes += 1
+        first = self._next
+        wide = self._kept.rows(first)
+        count = wide.shape[0] - 1
+        self.score(wide[:count], tokens[first + 1 : first + count + 1], lambda x, done: progress(done, count))
+        # A slice would keep all of the prompt's rows alive.
+        last = mx.contiguous(wide[count:])
+        mx.eval(last)
+        self._kept = _Kept(first + count, [last])
+        return count
+
+    def score(
+        self, wide: mx.array, tokens: Sequence[int], on_rows: Callable[[mx.array, int], None] = lambda *_: None
+    ) -> None:
+        """Append pairs (wide [T, W], tokens [T]) in steps; `on_rows(residual [t, W], pairs so far)` sees each step."""
+        count = len(tokens)
+        source = self._source(count)
+        try:
+            for start in range(0, count, self._step):
+                stop = min(count, start + self._step)
+                x = self._run(wide[start:stop], tokens[start:stop], source)
+                mx.eval(x, self.cache.arrays())
+                on_rows(x, stop)
+        finally:
+            if source is self._buffer and self._buffer is not None:
+                self._buffer.drop()
+
+    def _source(self, pairs: int) -> ExpertSource:
+        """Slots, or for many pairs and slots that do not hold the layer the whole-layer buffer, loaded."""
+        whole = self._store.table.experts
+        if pairs < WHOLE_LAYER_PAIRS or self._buffer is None or self._store.table.slots >= whole:
+            return self._store
+        self._store.count_layer_read(whole, self._buffer.load(0))
+        self._buffer.wait()
+        return self._buffer
+
+    def _run(self, wide: mx.array, tokens: Sequence[int], source: ExpertSource | None = None) -> mx.array:
+        """Pairs [T] -> the layer's own residual [T, W]; the cache grows by T."""
+        self._meter.check()
+        layer = self._model.layer
+        x, asked = layer.mix(self._model.join(wide, as_ids(tokens)), self.cache, None)
+        with self._meter.wait("router_sync"):
+            mx.eval(asked.ids)
+        self._store.syncs += 1
+        ids = np.array(asked.ids)
+        outputs = (source or self._store).run(0, [asked.hidden], [ids], together=ids.shape[0] > 1)[0]
+        return layer.merge(x, asked, outputs)
+
+    # ---- drafting
+
+    def start(self, tokens: Sequence[int], anchor: int) -> mx.array:
+        """Fill what is missing together with the anchor's pair; logits [V] for the token behind the anchor.
+
+        `tokens` is the trunk's timeline, `anchor` the token sampled behind it.
+        """
+        last = len(tokens) - 1
+        if last - self._next >= WHOLE_LAYER_PAIRS or self._kept.start > self._next:
+            self.refilled += self.fill(tokens)
+        self._drop_self_fed()
+        first = self._next
+        own = self._run(self._kept.rows(first), [*tokens[first + 1 :], anchor])
+        self._last_wide = own[-1:]
+        return self._model.head(self._last_wide)[0]
+
+    def go_on(self, token: int) -> mx.array:
+        """Feed the draft just made with the layer's own residual; logits [V] for the token behind it."""
+        assert self._last_wide is not None
+        self._last_wide = self._run(self._last_wide, [token])
+        self._self_fed += 1
+        return self._model.head(self._last_wide)[0]
+
+    def choose(self, logits: mx.array, sampler: Sampler, extra: Sequence[int], position: int) -> Draft:
+        """The draft for `position`, by the trunk's own sampler."""
+        weights = sampler.filter(logits, extra)
+        picked = sampler.pick(weights, position)
+        sure = mx.exp(logits[mx.maximum(picked, 0)] - mx.logsumexp(logits))
+        mx.eval(picked, sure)
+        return Draft(sampler.checked(int(picked.item())), float(sure.item()), weights)
+
+    def end_round(self) -> None:
+        """Forget the self-fed pairs; the anchor's pair stays, it is a true one, and with it no kept row is needed."""
+        self._drop_self_fed()
+        self._kept = _Kept(self._next)
+
+    def _drop_self_fed(self) -> None:
+        if self._self_fed:
+            self.cache.restore(self.cache.position - self._self_fed)
+            self._self_fed = 0
+
+    def arrays(self) -> list[mx.array]:
+        """What has to be evaluated with the trunk's states."""
+        return self.cache.arrays()
+
+    def nbytes(self) -> int:
+        return self.cache.nbytes() + self._kept.nbytes

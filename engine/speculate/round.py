@@ -1,0 +1,222 @@
+"""The loop that joins drafting, checking, rewinding and control: steps of a reply, each plain or with drafts.
+
+A round's tokens are handed out before the trunk keeps its rows; the consumer may answer with how many it takes (a stop
+string can end inside a round), and exactly the rows behind those stay. An error or a cancel inside a round leaves the
+state before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import mlx.core as mx
+
+from ..cache.base import LayerCache, arrays_of
+from ..decode import Step
+from ..forward import Forward
+from ..meter import Meter
+from ..models.contract import Model
+from ..offload.experts import ExpertStore
+from ..sampling import Sampler
+from ..stats import MAX_DRAFT, DraftStats
+from .control import Control, RoundOutcome
+from .draft import Draft, Drafter
+from .verify import accept, verify
+
+__all__ = ["Rounds", "Timeline"]
+
+
+class Timeline(Protocol):
+    """What a round needs of a session."""
+
+    tokens: list[int]
+    caches: list[LayerCache]
+    model: Model
+    forward: Forward
+
+    @property
+    def meter(self) -> Meter: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def room(self) -> int: ...
+
+    def step(self, token: int) -> mx.array:
+        """One plain step: logits [V]."""
+        ...
+
+    def took(self, ids: Sequence[int], wide: mx.array) -> None:
+        """ids with residual wide [T, W] are part of the timeline now."""
+        ...
+
+    def last_wide(self) -> mx.array | None:
+        """Residual [1, W] of the last row."""
+        ...
+
+
+class Rounds:
+    """Speculative decoding of one session."""
+
+    def __init__(
+        self, timeline: Timeline, drafter: Drafter, control: Control, trunk: ExpertStore, draft: ExpertStore, *,
+        strict: bool, rejection: bool,
+    ) -> None:  # fmt: skip
+        self.drafter, self.control = drafter, control
+        self._timeline, self._trunk, self._draft = timeline, trunk, draft
+        self._strict, self._rejection = strict, rejection
+        self._stats = DraftStats()
+
+    def stats(self) -> DraftStats:
+        return replace(self._stats, fallbacks=self.control.fallbacks, refilled_pairs=self.drafter.refilled)
+
+    def steps(
+        self, logits: mx.array, sampler: Sampler, max_tokens: int, stops: Collection[int]
+    ) -> Generator[Step, int | None, None]:
+        """The reply behind a prompt's last logits [V], until a stop id, `max_tokens` or the end of the context.
+
+        `send(n)` instead of `next` says that only n of the step's tokens are taken; the reply is over then.
+        """
+        line = self._timeline
+        self.control.start_reply()
+        token = self._sample(logits, sampler)
+        made = 1
+        yield Step((token,))
+        while made < max_tokens and token not in stops and line.room > 0:
+            most = min(max_tokens - made - 1, line.room - 1)
+            depth = self.control.depth(most)
+            if depth:
+                step, kept = yield from self._round(token, depth, sampler, stops)
+                if kept < len(step.tokens):
+                    return
+            else:
+                step = self._plain(token, sampler)
+                yield step
+            made += len(step.tokens)
+            token = step.tokens[-1]
+
+    def _sample(self, logits: mx.array, sampler: Sampler) -> int:
+        meter = self._timeline.meter
+        with meter.phase("plain"):
+            picked = sampler.pick(sampler.filter(logits), self._timeline.position)
+            with meter.wait("output_sync"):
+                return sampler.commit(int(picked.item()))
+
+    def _plain(self, token: int, sampler: Sampler) -> Step:
+        """One token without drafts; its wide hidden is kept for drafting later."""
+        start, misses = time.perf_counter(), self._trunk.misses
+        with self._timeline.meter.phase("plain"):
+            logits = self._timeline.step(token)
+            self.drafter.shrink()
+        sampled = self._sample(logits, sampler)
+        self.control.note_plain(time.perf_counter() - start, self._trunk.misses - misses)
+        s = self._stats
+        self._stats = replace(s, plain_steps=s.plain_steps + 1, depth_counts=_plus(s.depth_counts, 0))
+        return Step((sampled,))
+
+    def _round(
+        self, anchor: int, depth: int, sampler: Sampler, stops: Collection[int]
+    ) -> Generator[Step, int | None, tuple[Step, int]]:
+        """Draft, check, hand out, keep. Returns the step and how many of its tokens were taken."""
+        line, meter = self._timeline, self._timeline.meter
+        begin = time.perf_counter()
+        misses = self._draft.misses, self._trunk.misses
+        with self._all_or_nothing():
+            with meter.phase("draft"):
+                drafts = self._drafts(anchor, depth, sampler)
+            checked = time.perf_counter()
+            with meter.phase("verify"):
+                for cache in line.caches:
+                    cache.open_span()
+                ids = [anchor, *(d.token for d in drafts)]
+                wide, logits = verify(
+                    line.forward, line.model, line.caches, line.tokens[-16:], ids, strict=self._strict
+                )
+                verdict = accept(sampler, logits, drafts, line.position + 1, rejection=self._rejection)
+        done = time.perf_counter()
+        misses = self._draft.misses - misses[0], self._trunk.misses - misses[1]
+        tokens = [*ids[1 : 1 + verdict.accepted], verdict.token]
+        stop = next((i for i, t in enumerate(tokens) if t in stops), None)
+        tokens = tokens if stop is None else tokens[: stop + 1]
+        for t in tokens:
+            sampler.commit(t)
+        step = Step(tuple(tokens), len(drafts), min(verdict.accepted, len(tokens)))
+        kept = len(tokens)
+        try:
+            answer = yield step
+            kept = kept if answer is None else answer
+        finally:
+            rewind_s = self._keep(kept, ids, wide)
+            self._count(step, kept)
+            self.control.note_round(
+                RoundOutcome(
+                    step.drafted, step.accepted, kept, tuple(d.confidence for d in drafts), checked - begin,
+                    done - checked, rewind_s, *misses,
+                )
+            )  # fmt: skip
+        return step, kept
+
+    def _drafts(self, anchor: int, depth: int, sampler: Sampler) -> list[Draft]:
+        line = self._timeline
+        drafts: list[Draft] = []
+        logits = self.drafter.start(line.tokens, anchor)
+        while True:
+            position = line.position + 1 + len(drafts)
+            drafts.append(self.drafter.choose(logits, sampler, [d.token for d in drafts], position))
+            if len(drafts) == depth or not self.control.go_on([d.confidence for d in drafts]):
+                return drafts
+            logits = self.drafter.go_on(drafts[-1].token)
+
+    def _keep(self, kept: int, ids: Sequence[int], wide: mx.array) -> float:
+        """Keep the rows behind the tokens taken (the last one taken was not consumed); seconds until all is evaluated."""
+        line = self._timeline
+        start = time.perf_counter()
+        with line.meter.phase("rewind"):
+            for cache in line.caches:
+                cache.commit(kept)
+            self.drafter.end_round()
+            if kept:
+                rows = mx.contiguous(wide[:kept])
+                line.took(ids[:kept], rows)
+            else:
+                rows = None
+                self.drafter.rewind(line.position, line.last_wide())
+            with line.meter.wait("output_sync"):
+                mx.eval(arrays_of(line.caches), self.drafter.arrays(), *(() if rows is None else (rows,)))
+        return time.perf_counter() - start
+
+    def _count(self, step: Step, kept: int) -> None:
+        s = self._stats
+        proposed, accepted = list(s.proposed_at), list(s.accepted_at)
+        for j in range(min(step.drafted, MAX_DRAFT)):
+            proposed[j] += 1
+            accepted[j] += j < step.accepted
+        self._stats = replace(
+            s, rounds=s.rounds + 1, zero_rounds=s.zero_rounds + (not step.accepted), proposed=s.proposed + step.drafted,
+            accepted=s.accepted + step.accepted, committed=s.committed + kept, proposed_at=tuple(proposed),
+            accepted_at=tuple(accepted), depth_counts=_plus(s.depth_counts, step.drafted),
+        )  # fmt: skip
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """On any error trunk and draft layer are as before the round."""
+        line = self._timeline
+        saved, draft = [c.save() for c in line.caches], self.drafter.save()
+        try:
+            yield
+        except BaseException:
+            # Whatever is pending reads slots: it has to be over before anybody gets them.
+            mx.eval(arrays_of(line.caches), self.drafter.arrays())
+            for cache, state in zip(line.caches, saved):
+                cache.restore(state)
+            self.drafter.restore(draft)
+            raise
+
+
+def _plus(counts: tuple[int, ...], index: int) -> tuple[int, ...]:
+    return tuple(n + (i == index) for i, n in enumerate(counts))
