@@ -5,10 +5,14 @@ The first paint happens before the engine is asked for. A timer runs only while 
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
+from textual import events
 from textual.app import App
 from textual.message import Message
 from textual.timer import Timer
@@ -16,13 +20,22 @@ from textual.timer import Timer
 from ..engine.config import EngineConfig
 from ..engine.contract import Emit, Engine
 from ..engine.errors import QwenChatError
-from ..engine.events import EngineFailed, ModelReady, TurnFinished
+from ..engine.events import EngineFailed, Event, ModelReady, TurnFinished
 from ..engine.types import GenerationRequest, MtpMode
+from . import textual_fixes
 from .bridge import Bridge
-from .config import UiConfig
-from .keys import keymap
+from .config import Live, UiConfig
+from .conversations import Store
+from .keys import clashes, keymap
+from .panels.base import View
+from .places import Places, recall, remember
+from .recorder import Recorder
 from .screens.chat import ChatScreen
+from .screens.pages import MetricsPage
 from .state import ChatState
+from .terminal.clipboard import copy
+from .text.sanitise import clean, one_line
+from .themes import choose, textual_theme
 
 __all__ = ["EngineFactory", "QwenChatApp"]
 
@@ -31,6 +44,7 @@ EngineFactory = Callable[[EngineConfig, Emit], Engine]
 
 DRAIN_S = 1 / 15
 DRAIN_MOST_S = 0.25
+RECENT_MODELS = 8
 
 
 class Wake(Message, bubble=False):
@@ -49,36 +63,64 @@ class QwenChatApp(App[int]):
         ui_config: UiConfig | None = None,
         *,
         engine_config: EngineConfig | None = None,
+        places: Places | None = None,
+        live: Live | None = None,
         prompt: str = "",
+        resume: str | None = None,
+        temporary: bool = False,
+        released: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], str] | None = None,
     ) -> None:
+        """`places` None keeps nothing on disk; `resume` is the id of a conversation; `live` follows the config file.
+
+        `released` is a context in which another program's output reaches the terminal.
+        """
         super().__init__()
         self.ui = ui_config or UiConfig()
         self.engine_config = engine_config or EngineConfig()
+        self.places, self.live = places, live
         self.clock = clock
         self.state = ChatState(clock, wall or (lambda: time.strftime("%H:%M")))
         self.state.loading_since_s = clock()
         self.state.system, self.state.think = self.ui.system, self.ui.think
-        self.state.queued = prompt or None
+        self.state.queued = clean(prompt) or None
+        store = Store(places.conversations) if places is not None and self.ui.save_history else None
+        self.recorder = Recorder(self.state, store, temporary=temporary)
+        self._resume = resume
         self.keys = keymap(self.ui.keys)
         self.metrics: str = self.ui.metrics
-        self.limits = {
-            name: getattr(self.ui, name) for name in ("acceptance_limits", "hit_rate_limits", "ssd_p95_limits")
-        }
+        self.limits = {n: getattr(self.ui, n) for n in ("acceptance_limits", "hit_rate_limits", "ssd_p95_limits")}
+        self.log_lines: deque[str] = deque(maxlen=500)
+        self.focused_window = True
         self.engine: Engine | None = None
         self._engine_factory = engine_factory
-        self._bridge = Bridge(lambda: self.post_message(Wake()))
+        self._released = released
+        self._bridge = Bridge(self._wake)
         self._drain_timer: Timer | None = None
         self._drain_next = 0.0
 
     # ---- start and end
 
+    def get_driver_class(self) -> Any:
+        textual_fixes.apply()
+        return super().get_driver_class()
+
     def on_mount(self) -> None:
+        self.use_theme(self.ui.theme)
         self.set_keymap(self.keys)
+        for key, a, b in clashes(self.keys):
+            if a in self.ui.keys or b in self.ui.keys:
+                self.say(f"[keys] {key} is given to both {a} and {b}; the first one has it.", "warning")
         self._drain_timer = self.set_interval(DRAIN_S, self.drain, pause=True)
+        if self._resume is not None:
+            try:
+                self.recorder.resume(self._resume)
+            except QwenChatError as e:
+                self.say(str(e), "warning")
         self.push_screen(ChatScreen())
         self.call_after_refresh(self.open_engine)
+        self.show_problem()
 
     @property
     def chat(self) -> ChatScreen | None:
@@ -92,20 +134,42 @@ class QwenChatApp(App[int]):
             self._bridge.emit(EngineFailed(e.message, e.hint, None, True, type(e).__name__))
         self._watch()
 
+    def switch_model(self, path: str) -> None:
+        """Close this model and open another one; the conversation stays."""
+        self._bridge.close()
+        old, self.engine = self.engine, None
+        if old is not None:
+            old.close(0.0)
+        self.state.forget_model()
+        self.state.loading_since_s = self.clock()
+        self.engine_config = replace(self.engine_config, model=path)
+        self._bridge = Bridge(self._wake)
+        self.open_engine()
+
     def leave(self) -> None:
         """Quit; the engine gets two seconds to end."""
+        self.recorder.close()
         self._bridge.close()
         if self.engine is not None:
             self.engine.close(0.0)
         self.exit(0)
 
     async def on_unmount(self) -> None:
+        self.recorder.close()
         if self.engine is not None:
             self.engine.close(2.0)
 
     # ---- the engine
 
-    def start(self, request: GenerationRequest) -> None:
+    def start(self, request: GenerationRequest, *, user: bool = True, record: bool = True) -> None:
+        """Put the new turns on record, then ask the engine."""
+        if record:
+            s = self.state
+            settings = {"chat.system": s.system, "chat.think": s.think, "mtp.mode": s.mtp_mode}
+            settings |= {f"sampling.{k}": v for k, v in s.sampling.items()}
+            self.recorder.asked({k: v for k, v in settings.items() if v not in (None, "")}, user=user)
+            self.show_problem()
+        self.poll_config()
         self.engine_do("submit", request)
         self._watch()
 
@@ -127,6 +191,9 @@ class QwenChatApp(App[int]):
         if self._drain_timer is not None:
             self._drain_timer.resume()
 
+    def _wake(self) -> None:
+        self.post_message(Wake())
+
     def on_wake(self) -> None:
         self._drain_next = 0.0
         self.drain()
@@ -136,28 +203,122 @@ class QwenChatApp(App[int]):
         begun = time.perf_counter()
         if begun < self._drain_next:
             return
-        events = self._bridge.drain()
-        for event in events:
+        events_now = self._bridge.drain()
+        for event in events_now:
+            turn = self.state.running
             self.state.apply(event)
-        ended = any(isinstance(e, (TurnFinished, EngineFailed, ModelReady)) for e in events)
-        chat = self.chat
-        if chat is not None:
+            self.recorder.apply(event, turn if turn is not None and _belongs(event, turn.id) else None)
+        ended = [e for e in events_now if isinstance(e, (TurnFinished, EngineFailed, ModelReady))]
+        for event in ended:
+            self._ended(event)
+        if self.chat is not None:
             if ended:
-                chat.send_queued()
-                chat.show_all()
+                self.chat.send_queued()
+                self.chat.show_all()
             else:
-                chat.show()
+                self.chat.show()
         if not self.state.busy and self._drain_timer is not None:
             self._drain_timer.pause()
         took = time.perf_counter() - begun
         self._drain_next = begun + min(DRAIN_MOST_S, 4 * took) if 4 * took > DRAIN_S else 0.0
 
+    def _ended(self, event: Event) -> None:
+        if isinstance(event, ModelReady):
+            self.log_lines += [one_line(note) for note in event.notes]
+            path = self.engine_config.model
+            recent = self.recall("recent_models")
+            kept = [p for p in recent if p != path] if isinstance(recent, list) else []
+            if not event.is_demo:
+                self.remember(recent_models=[path, *kept][:RECENT_MODELS])
+        elif isinstance(event, EngineFailed):
+            self.log_lines.append(one_line(f"{event.kind}: {event.message} {event.hint}", 1000))
+        if not isinstance(event, ModelReady) and self.ui.bell and not self.focused_window:
+            self.bell()
+        self.show_problem()
+
+    def view(self) -> View:
+        """What the panels read now."""
+        return View(self.state, self.clock(), self.ui.ascii, self.limits)
+
+    def draw_pages(self) -> None:
+        """Bring a page of panels on top up to date."""
+        if isinstance(self.screen, MetricsPage):
+            self.screen.show()
+
+    # ---- what is kept between runs
+
+    def recall(self, name: str) -> Any:
+        return recall(self.places).get(name) if self.places is not None else None
+
+    def remember(self, **values: Any) -> None:
+        if self.places is not None:
+            remember(self.places, **values)
+
+    # ---- looks
+
+    def use_theme(self, name: str, *, remember: bool = False) -> None:
+        """Switch the theme; a bad one falls back and says why."""
+        palette, problem = choose(name, self.places.themes if self.places is not None else None)
+        theme = textual_theme(palette)
+        self.register_theme(theme)
+        self.theme = theme.name
+        self.ui = replace(self.ui, theme=palette.name)
+        if problem:
+            self.say(problem, "warning")
+        elif remember:
+            self.remember(**{"ui.theme": palette.name})
+
+    def poll_config(self) -> None:
+        """Take over a changed config file: theme and keys at once, the rest at the next start."""
+        if self.live is None:
+            return
+        fresh, message = self.live.poll()
+        if fresh is not None:
+            if fresh.ui.theme != self.ui.theme:
+                self.use_theme(fresh.ui.theme)
+            self.ui = replace(self.ui, keys=fresh.ui.keys)
+            self.keys = keymap(fresh.ui.keys)
+            self.set_keymap(self.keys)
+        if message:
+            self.say(message, "warning")
+
+    def on_app_focus(self, _event: events.AppFocus) -> None:
+        self.focused_window = True
+        self.poll_config()
+
+    def on_app_blur(self, _event: events.AppBlur) -> None:
+        self.focused_window = False
+
     # ---- small services for the screens
 
     def say(self, text: str, severity: Literal["information", "warning", "error"] = "information") -> None:
         """A note in the corner; never parsed as markup."""
-        self.notify(text, severity=severity, markup=False, timeout=4)
+        said = clean(text)
+        self.log_lines.append(one_line(said, 1000))
+        self.notify(said, severity=severity, markup=False, timeout=5)
+
+    def show_problem(self) -> None:
+        """What could not be kept on disk, once."""
+        problem, self.recorder.problem = self.recorder.problem, ""
+        if problem:
+            self.say(problem, "warning")
 
     def copy(self, text: str, what: str) -> None:
-        self.copy_to_clipboard(text)
-        self.say(f"Sent the {what} to the terminal (OSC 52); whether it was copied is up to the terminal.")
+        done = copy(text, self._write_raw, what)
+        self.say(done.sentence)
+
+    def _write_raw(self, sequence: str) -> None:
+        if self._driver is not None:
+            self._driver.write(sequence)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """The terminal belongs to another program for a while."""
+        with self.suspend(), self._released():
+            yield
+
+
+def _belongs(event: Event, request_id: str) -> bool:
+    """The event is about this request, or ends the engine under it."""
+    own = getattr(event, "request_id", None)
+    return own == request_id or (isinstance(event, EngineFailed) and event.fatal)

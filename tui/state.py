@@ -73,6 +73,8 @@ class Turn:
     asked_s: float = 0.0
     first_s: float | None = None
     """Clock of the first token."""
+    thought_took_s: float | None = None
+    """How long a thought took that was made in an earlier run of the program."""
     thought_end_s: float | None = None
     end_s: float | None = None
     ttft_s: float | None = None
@@ -92,7 +94,7 @@ class Turn:
     @property
     def thought_s(self) -> float | None:
         if self.first_s is None or not self.thinking:
-            return None
+            return self.thought_took_s
         end = self.thought_end_s or self.end_s
         return None if end is None else end - self.first_s
 
@@ -212,6 +214,16 @@ class ChatState:
         self.title, self.notice, self.prefill, self.queued = "", "", None, None
         self.revision += 1
 
+    def forget_model(self) -> None:
+        """The model is being replaced: everything that belonged to it goes, the turns stay."""
+        if (turn := self.running) is not None:
+            turn.status, turn.end_s = "stopped", self.clock()
+            turn.version += 1
+        self.phase, self.loading, self.model, self.failure = "loading", None, None, None
+        self.mtp, self.stats, self.prefill, self.notice = None, None, None, ""
+        self.window.clear()
+        self.ticks.clear()
+
     # ---- what the engine says
 
     def apply(self, event: Event) -> None:
@@ -281,7 +293,7 @@ class ChatState:
             self.notice = f"MTP {event.mode}{where}"
         elif event.state in ("FALLBACK", "PARKED"):
             self.notice = f"MTP {event.state.lower()}{where}"
-        elif self.running is None:
+        else:
             return
         self.ticks.append(Tick(self.clock(), event.state))
 

@@ -45,13 +45,16 @@ class Cell:
     unit: str = ""
     label: str = ""
     level: Level = ""
+    detail: str = ""
+    """Shown behind it only where there is room, such as the counts behind a share."""
 
-    def draw(self, stale: bool = False) -> Content:
+    def draw(self, stale: bool = False, *, detail: bool = False) -> Content:
         gap = "" if not self.unit or self.unit[0] == "%" or (self.unit[0] == "/" and self.unit[1:2] != " ") else " "
         return Content.assemble(
             (f"{self.label} " if self.label else "", MUTED),
             (self.text, MUTED if stale else STYLES[self.level]),
             (f"{gap}{self.unit}" if self.unit else "", MUTED),
+            (f" {self.detail}" if detail and self.detail else "", MUTED),
         )
 
     @property
@@ -202,9 +205,10 @@ class Panel:
 
     def _row(self, row: Row | Graph | Bar | Counter, view: View, width: int, stale: bool) -> Content:
         if isinstance(row, Row):
-            for space in (Content("  "), Content(" ")):
-                left = space.join(c.draw(stale) for c in row.left)
-                right = space.join(c.draw(stale) for c in row.right)
+            for gap, detail in (("  ", True), ("  ", False), (" ", False)):
+                space = Content(gap)
+                left = space.join(c.draw(stale, detail=detail) for c in row.left)
+                right = space.join(c.draw(stale, detail=detail) for c in row.right)
                 if left.cell_length + bool(right) + right.cell_length <= width:
                     break
             return _ends(left, right, width)

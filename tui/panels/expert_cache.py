@@ -28,9 +28,9 @@ class ExpertCache(Panel):
         share = recent.experts.hit_rate
         level = self._judge.level(share)
         steps = recent.drafts.rounds + recent.drafts.plain_steps
-        missed = numbers.count(round(recent.experts.misses / steps)) if steps else numbers.NOTHING
+        missed = numbers.short(recent.experts.misses / steps if steps else None)
         took = recent.timing.wall_s
-        evicted = numbers.count(round(recent.experts.evictions / took)) if took > 0 else numbers.NOTHING
+        evicted = numbers.short(recent.experts.evictions / took if took > 0 else None)
         graph = Graph(hit_rate, 0.0, 1.0, level=level)
         budget = numbers.gib(now.budget_bytes if now else None)
         rows = (

@@ -2,62 +2,69 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..text.sanitise import one_line
-
-if TYPE_CHECKING:
-    from textual.screen import Screen
-
-    from ..app import QwenChatApp
-    from ..widgets.composer import Composer
-    from ..widgets.transcript import Transcript
-
-    Base = Screen[None]
-else:
-    Base = object
+from .. import commands
+from ..attach import expand
+from .base import ChatBase
 
 __all__ = ["ChatActions"]
 
 QUIT_WITHIN_S = 2.0
 
 
-class ChatActions(Base):
-    if TYPE_CHECKING:
-        transcript: Transcript
-        composer: Composer
-
-        @property
-        def chat_app(self) -> QwenChatApp: ...
-        def show(self) -> None: ...
-        def show_all(self) -> None: ...
-        def apply_metrics(self) -> None: ...
-
+class ChatActions(ChatBase):
     _quit_asked_at = -1e9
 
     # ---- prompts
 
     def submit_text(self, text: str) -> None:
-        """Send, queue, or bring the queued prompt back when there is one already."""
+        """Run a command; else send, queue, or bring the queued prompt back when there is one already."""
         app, state = self.chat_app, self.chat_app.state
+        command, argument, near = commands.parse(text)
+        if near and text != self._asked_about:
+            self._asked_about = text
+            state.notice = f"Did you mean {near}? Enter again sends it as it is."
+            self.show_all()
+            return
+        if command is not None:
+            if command.needs and not argument:
+                return
+            self.composer.take()
+            command.run(self, argument)
+            return
         if state.phase == "failed":
-            app.say("The model is not loaded: F6 shows what can be done.", "warning")
+            app.say("The model is not loaded: F6 shows the models, /retry tries again.", "warning")
+            return
+        expanded, problem = expand(text)
+        if problem:
+            app.say(problem, "warning")
             return
         if state.busy:
-            if state.queued is not None:
-                before, state.queued = state.queued, self.composer.take()
-                self.composer.put(before)
-            else:
-                state.queued = self.composer.take()
-            self.show()
+            self._queue(expanded)
+            return
+        if state.context_limit and state.context_used >= state.context_limit and self.editing is None:
+            self._context_full(expanded)
             return
         self.composer.take()
-        self.send_text(text)
+        self.send_text(expanded)
+
+    _asked_about = ""
+
+    def _queue(self, text: str) -> None:
+        state = self.chat_app.state
+        if state.queued is not None:
+            before, state.queued = state.queued, text
+            self.composer.take()
+            self.composer.put(before)
+        else:
+            state.queued = text
+            self.composer.take()
+        self.show_all()
 
     def send_text(self, text: str) -> None:
         self.composer.remember(text)
-        if not self.chat_app.state.title:
-            self.chat_app.state.title = one_line(text, 48)
+        if self.editing is not None:
+            self.rewind_to(self.editing)
+            self.editing = None
         self.chat_app.start(self.chat_app.state.ask(text))
         self.transcript.follow()
         self.show_all()
@@ -65,9 +72,32 @@ class ChatActions(Base):
     def send_queued(self) -> None:
         """Called when a reply ended or the model is ready."""
         state = self.chat_app.state
-        if state.queued is not None and not state.busy:
+        if state.queued is not None and not state.busy and state.phase == "ready":
             text, state.queued = state.queued, None
             self.send_text(text)
+
+    def _context_full(self, text: str) -> None:
+        """The choice at 100 %: nothing is ever dropped silently."""
+        from .picker import Item, Picked, Picker
+
+        items = [
+            Item("new", "Start a new chat with this prompt"),
+            Item("edit", "Edit an earlier prompt: what follows it is left out"),
+            Item("anyway", "Send it anyway: the engine says whether it fits"),
+        ]
+
+        def done(picked: Picked | None) -> None:
+            if picked is None:
+                return
+            if picked.item.id == "edit":
+                self.action_edit()
+                return
+            self.composer.take()
+            if picked.item.id == "new":
+                self.new_chat()
+            self.send_text(text)
+
+        self.app.push_screen(Picker("The context is full", lambda _: items, placeholder=""), done)
 
     def action_unqueue(self) -> None:
         state = self.chat_app.state
@@ -89,10 +119,11 @@ class ChatActions(Base):
         return True
 
     def action_stop(self) -> None:
-        if self.selections:
+        if self.suggestions.open:
+            self.suggestions.show(())
+        elif self.selections:
             self.clear_selection()
-        elif not self.stop_reply():
-            self.transcript.focus_turn(None)
+        elif not self.stop_reply() and not (self.composer.has_focus and self.leave_editing()):
             self.composer.focus()
 
     def action_interrupt(self) -> None:
@@ -109,10 +140,17 @@ class ChatActions(Base):
         else:
             self._quit_asked_at = app.clock()
             app.state.notice = "ctrl+c again quits"
-            self.show()
+            self.show_all()
 
     def action_quit(self) -> None:
-        self.chat_app.leave()
+        """Quit at once, but ask once more while a reply runs."""
+        app = self.chat_app
+        if app.state.running is not None and app.clock() - self._quit_asked_at > QUIT_WITHIN_S:
+            self._quit_asked_at = app.clock()
+            app.state.notice = "a reply is running: once more quits"
+            self.show_all()
+        else:
+            app.leave()
 
     def action_redraw(self) -> None:
         self.app.refresh(repaint=True, layout=True)
@@ -127,11 +165,25 @@ class ChatActions(Base):
     def action_toggle_metrics(self) -> None:
         modes = ("full", "strip", "off")
         self.chat_app.metrics = modes[(modes.index(self.chat_app.metrics) + 1) % 3]
+        self.chat_app.remember(**{"ui.metrics": self.chat_app.metrics})
         self.apply_metrics()
         self.call_after_refresh(self.show_all)
 
     def action_toggle_thoughts(self) -> None:
         self.transcript.fold()
+
+    # ---- the external editor
+
+    def action_editor(self) -> None:
+        """Write the prompt in $VISUAL or $EDITOR."""
+        from ..editor import edit_text
+
+        text, problem = edit_text(self.composer.expanded, self.chat_app.suspended)
+        if problem:
+            self.chat_app.say(problem, "warning")
+        else:
+            self.composer.pastes.clear()
+            self.composer.put(text.rstrip("\n"))
 
     # ---- moving
 
@@ -148,6 +200,8 @@ class ChatActions(Base):
         self.transcript.scroll_to(y=0, animate=False)
 
     def action_focus_transcript(self) -> None:
+        if self.composer.complete():
+            return
         if self.transcript.has_focus or not self.chat_app.state.turns:
             self.composer.focus()
         else:

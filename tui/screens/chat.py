@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.screen import Screen
 from textual.widgets import Static
 
+from .. import commands
+from ..attach import attachments, rough_tokens, suggest
 from ..keys import ACTIONS
-from ..panels.base import View, find_panels
+from ..panels.base import find_panels
 from ..text import numbers
 from ..text.layout import Line, plain_lines
 from ..widgets.bar import Bar
 from ..widgets.composer import Composer
 from ..widgets.metrics import MetricsStrip, SidePanel
 from ..widgets.status import header, hints, status
+from ..widgets.suggestions import Suggestions
 from ..widgets.transcript import Transcript
 from .actions import ChatActions
+from .dialogs import DialogActions
+from .turn_actions import TurnActions
 
 if TYPE_CHECKING:
-    from ..app import QwenChatApp
+    pass
 
 __all__ = ["ChatScreen"]
 
 DIGITS_EVERY_S = 0.5
 
 
-class ChatScreen(ChatActions, Screen[None]):
+class ChatScreen(ChatActions, TurnActions, DialogActions):
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (50, "-narrow"), (72, "-normal"), (104, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (14, "-low"), (22, "-mid"), (32, "-tall")]  # noqa: RUF012
     AUTO_FOCUS = "#composer"
@@ -44,10 +48,6 @@ class ChatScreen(ChatActions, Screen[None]):
         self._digits_at = 0.0
         self._narrow = False
 
-    @property
-    def chat_app(self) -> QwenChatApp:
-        return cast("QwenChatApp", self.app)
-
     def compose(self) -> ComposeResult:
         app = self.chat_app
         panels = find_panels(app.ui.panel_order, app.ui.panel_hide)
@@ -57,6 +57,7 @@ class ChatScreen(ChatActions, Screen[None]):
             yield SidePanel(panels, id="side")
         yield MetricsStrip(panels, id="strip")
         with Vertical(id="bottom"):
+            yield Suggestions(id="suggestions")
             yield Bar(id="queued")
             with Horizontal(id="prompt"):
                 yield Static(">" if app.ui.ascii else "❯", id="mark", markup=False)
@@ -69,10 +70,13 @@ class ChatScreen(ChatActions, Screen[None]):
         self.composer = self.query_one("#composer", Composer)
         self.side = self.query_one("#side", SidePanel)
         self.strip = self.query_one("#strip", MetricsStrip)
+        self.suggestions = self.query_one("#suggestions", Suggestions)
+        self.composer.suggestions = self.suggestions
         self.apply_metrics()
         self.show_all()
 
     def on_resize(self) -> None:
+        self.apply_metrics()
         self.call_after_refresh(self.show_all)
 
     # ---- drawing
@@ -105,6 +109,7 @@ class ChatScreen(ChatActions, Screen[None]):
             self._digits_at = now
             self.query_one("#header", Bar).show(*header(state, wide, narrow, app.ui.ascii))
             self.show_metrics()
+            app.draw_pages()
         self._show_status(now, narrow, tiny)
 
     def _show_status(self, now: float, narrow: bool, tiny: bool) -> None:
@@ -120,7 +125,7 @@ class ChatScreen(ChatActions, Screen[None]):
 
     def show_metrics(self) -> None:
         app = self.chat_app
-        view = View(app.state, app.clock(), app.ui.ascii, app.limits)
+        view = app.view()
         if self.side.display:
             self.side.show(view)
         if self.strip.display:
@@ -168,9 +173,44 @@ class ChatScreen(ChatActions, Screen[None]):
     def _submitted(self, event: Composer.Submitted) -> None:
         self.submit_text(event.text)
 
+    @on(Composer.Changed)
+    def _typed(self) -> None:
+        self.suggestions.show(self._suggested())
+        self._show_attached()
+
+    def _suggested(self) -> list[tuple[str, str]]:
+        text = self.composer.text
+        if text.startswith("/"):
+            return [(c.name, f"{c.takes}  {c.what}".strip()) for c in commands.matching(text)]
+        word = self.composer.word_at_cursor()
+        if word.startswith("@") and len(word) > 1:
+            found = suggest(word)
+            return [] if found == [word] else [(name, "") for name in found]
+        return []
+
+    def _show_attached(self) -> None:
+        """Say how much the attached files would add, before they are sent."""
+        state = self.chat_app.state
+        found = attachments(self.composer.text) if "@" in self.composer.text else []
+        said = ""
+        if found:
+            problem = next((a.problem for a in found if a.problem), "")
+            about = numbers.count(rough_tokens(sum(a.n_bytes for a in found)))
+            said = problem or f"{numbers.plural(len(found), 'file')} attached, about {about} tokens"
+        if said or self._attached:
+            state.notice, self._attached = said, said
+            self.show_all()
+
+    _attached = ""
+
     @on(Composer.QuitAsked)
     def _quit_asked(self) -> None:
         self.action_quit()
+
+    @on(Transcript.Typed)
+    def _typed_elsewhere(self, event: Transcript.Typed) -> None:
+        self.composer.focus()
+        self.composer.insert(event.character)
 
     @on(Transcript.Clicked)
     def _clicked(self, event: Transcript.Clicked) -> None:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ["NOTHING", "clock", "count", "duration", "gb_per_s", "gib", "ms", "percent", "plural", "rate", "size"]
+__all__ = [
+    "NOTHING",
+    "clock",
+    "count",
+    "duration",
+    "gb_per_s",
+    "gib",
+    "ms",
+    "percent",
+    "plural",
+    "rate",
+    "short",
+    "size",
+]
 
 NOTHING = "—"
 
@@ -14,6 +27,15 @@ def count(n: int | None) -> str:
     if n < 10_000:
         return f"{n:,}"
     return f"{n / 1e3:.1f}k" if n < 1_000_000 else f"{n / 1e6:.1f}M"
+
+
+def short(n: float | None) -> str:
+    """At most four characters up to a million: 942, 1.8k, 31k."""
+    if n is None:
+        return NOTHING
+    if n < 999.5:
+        return f"{n:.0f}"
+    return f"{n / 1e3:.1f}k" if n < 9950 else f"{n / 1e3:.0f}k" if n < 999_500 else f"{n / 1e6:.1f}M"
 
 
 def rate(per_s: float | None) -> str:

@@ -15,6 +15,7 @@ from textual.widgets import TextArea
 from ..keys import ACTIONS
 from ..text.numbers import size
 from ..text.sanitise import clean
+from .suggestions import Suggestions
 
 __all__ = ["Composer"]
 
@@ -33,6 +34,9 @@ class Composer(TextArea):
     @dataclass
     class QuitAsked(Message):
         """Ctrl+D on an empty prompt."""
+
+    suggestions: Suggestions | None = None
+    """The list that the arrows move in while it is open."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, soft_wrap=True, show_line_numbers=False, highlight_cursor_line=False, compact=True)
@@ -54,8 +58,8 @@ class Composer(TextArea):
         return text
 
     def put(self, text: str) -> None:
-        """Replace what is written, undoable, with the cursor at the end."""
-        self.replace(clean(text), (0, 0), self.document.end)
+        """Replace what is written, undoable, with the cursor at the end; a long text becomes a token."""
+        self.replace(self._short(clean(text)), (0, 0), self.document.end)
         self.move_cursor(self.document.end)
         self._at = None
 
@@ -66,8 +70,24 @@ class Composer(TextArea):
         self.pastes.clear()
         return text
 
+    def word_at_cursor(self) -> str:
+        """What stands between the last white space and the cursor."""
+        row, column = self.cursor_location
+        return self.document.get_line(row)[:column].rpartition(" ")[2]
+
+    def complete(self) -> bool:
+        """Put the chosen suggestion in place of the word before the cursor; False when the list is closed."""
+        if self.suggestions is None or not self.suggestions.open:
+            return False
+        chosen, word = self.suggestions.chosen, self.word_at_cursor()
+        row, column = self.cursor_location
+        self.replace(chosen + ("" if chosen.endswith("/") else " "), (row, column - len(word)), (row, column))
+        return True
+
     def action_send(self) -> None:
-        if self.text.endswith("\\") and self.cursor_location == self.document.end:
+        if self.suggestions is not None and self.suggestions.open and self.suggestions.chosen != self.text.strip():
+            self.complete()
+        elif self.text.endswith("\\") and self.cursor_location == self.document.end:
             self.action_delete_left()
             self.insert("\n")
         elif self.text.strip():
@@ -84,6 +104,9 @@ class Composer(TextArea):
     # ---- history
 
     def action_history_prev(self) -> None:
+        if self.suggestions is not None and self.suggestions.open:
+            self.suggestions.move(-1)
+            return
         if self.get_cursor_up_location() != self.cursor_location and not self.cursor_at_first_line:
             self.action_cursor_up()
         elif self.prompts and self._at != 0:
@@ -92,6 +115,9 @@ class Composer(TextArea):
             self._recall(self._at - 1)
 
     def action_history_next(self) -> None:
+        if self.suggestions is not None and self.suggestions.open:
+            self.suggestions.move(1)
+            return
         if not self.cursor_at_last_line:
             self.action_cursor_down()
         elif self._at is not None:
@@ -107,15 +133,20 @@ class Composer(TextArea):
     async def _on_paste(self, event: events.Paste) -> None:
         event.stop()
         event.prevent_default()
-        text = clean(event.text)
+        self.insert(self._short(clean(event.text)))
+
+    def _short(self, text: str) -> str:
+        """The text, or a token that stands for it when it is too long to edit at speed."""
         lines = text.count("\n") + 1
-        if lines > PASTE_LINES or len(text) > PASTE_CHARS:
-            token = f"[pasted {lines:,} lines, {size(len(text.encode()))}]"
-            while token in self.pastes and self.pastes[token] != text:
-                token = f"{token[:-1]}'" + "]"
-            self.pastes[token] = text
-            text = token
-        self.insert(text)
+        if lines <= PASTE_LINES and len(text) <= PASTE_CHARS:
+            return text
+        token = f"[pasted {lines:,} lines, {size(len(text.encode()))}]"
+        n = 1
+        while self.pastes.get(token, text) != text:
+            n += 1
+            token = f"[pasted {lines:,} lines, {size(len(text.encode()))}, {n}]"
+        self.pastes[token] = text
+        return token
 
     def action_delete_left(self) -> None:
         row, column = self.cursor_location

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rich.segment import Segment
 from textual import events
+from textual.binding import Binding
 from textual.content import Content
 from textual.geometry import Size
 from textual.message import Message
@@ -18,6 +19,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
 
+from ..keys import ACTIONS
 from ..state import ChatState, Turn
 from ..text.layout import Line
 from .turn_lines import Look, TurnLines
@@ -31,6 +33,9 @@ WINDOW = 60
 
 class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
     ALLOW_SELECT = True
+    BINDINGS = [  # noqa: RUF012
+        Binding(a.keys, f"screen.{a.id}", a.what, id=a.id, show=False) for a in ACTIONS if a.scope == "transcript"
+    ]
 
     @dataclass
     class Clicked(Message):
@@ -41,8 +46,10 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         index: int
 
     @dataclass
-    class FollowChanged(Message):
-        following: bool
+    class Typed(Message):
+        """A character that is no key of the transcript: the reader wants to write."""
+
+        character: str
 
     def __init__(self, state: ChatState, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -190,7 +197,6 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
             self.following = following
             self.missed = 0 if following else self.missed
             self.refresh()
-            self.post_message(self.FollowChanged(following))
         if new_value <= 0 and old_value > new_value and self._first:
             self._earlier()
 
@@ -265,6 +271,11 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
                 if item.turn is turn:
                     item.thought_open = not item.thought_open
         self._lay_out()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.is_printable and event.character and event.key not in self._bindings.key_to_bindings:
+            event.stop()
+            self.post_message(self.Typed(event.character))
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)

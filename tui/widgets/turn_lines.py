@@ -16,6 +16,8 @@ from ..text.sanitise import one_line
 __all__ = ["Look", "TurnLines"]
 
 MUTED = "$text-muted"
+FOLD_OVER, FOLD_TO = 40, 12
+"""Rows of a prompt from which on it is folded, and the rows that stay."""
 NOTES = {
     "stopped": ("■ stopped", MUTED),
     "length": ("■ ended at the token limit of this reply · /continue goes on", "$text-warning"),
@@ -69,7 +71,11 @@ class TurnLines:
     def _user(self, look: Look) -> list[Line]:
         bar = "▌ " if look.focused else "▏ "
         head = _ends(Content.styled("you", "bold $text-primary"), "" if look.narrow else self.turn.at, look.width)
-        return [head, *plain_lines(self.turn.text, look.width, prefix=bar), BLANK]
+        lines = plain_lines(self.turn.text, look.width, prefix=bar)
+        if len(lines) > FOLD_OVER and not self.thought_open:
+            more = Content.styled(f"{bar}▸ {len(lines) - FOLD_TO:,} more lines", MUTED)
+            lines = [*lines[:FOLD_TO], Line(more, skip=len(more.plain), action=("thought", 0))]
+        return [head, *lines, BLANK]
 
     def _reply(self, look: Look) -> list[Line]:
         turn = self.turn

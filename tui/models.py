@@ -1,0 +1,76 @@
+"""Model folders that are here: the configured one, those used lately, and snapshots in the Hugging Face cache.
+
+Looks at folders and `config.json` only; nothing is downloaded and no weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .text.sanitise import one_line
+
+__all__ = ["DEMO", "DOWNLOAD", "FoundModel", "find_models"]
+
+DEMO = "demo"
+DOWNLOAD = "hf download Qwen/Qwen3.8-Flash-Next-FP8"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    path: str
+    """What `[model] path` takes."""
+    name: str
+    kind: str = ""
+    """model_type of its config.json."""
+    size_bytes: int = 0
+    problem: str = ""
+    """Why it cannot be opened, as far as its folder tells; empty when nothing speaks against it."""
+    origin: str = ""
+
+
+def find_models(configured: str, recent: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[FoundModel]:
+    """The models to choose from, the configured one first, the built-in one last; each once."""
+    environ = os.environ if environ is None else environ
+    found: dict[str, FoundModel] = {}
+    for path, origin in (
+        (configured, "configured"), *((r, "used lately") for r in recent), *((p, "HF cache") for p in _cached(environ)),
+    ):  # fmt: skip
+        if path and path != DEMO and path not in found:
+            found[path] = _look(path, origin)
+    return [*found.values(), FoundModel(DEMO, "Built-in demo model", origin="comes with the program")]
+
+
+def _cached(environ: Mapping[str, str]) -> Iterator[str]:
+    hub = environ.get("HF_HUB_CACHE")
+    home = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    folder = Path(hub or os.path.join(home, "hub")).expanduser()
+    try:
+        repos = sorted(p for p in folder.glob("models--*--*") if p.is_dir())
+    except OSError:
+        return
+    for repo in repos:
+        if any((s / "config.json").exists() for s in repo.glob("snapshots/*")):
+            yield repo.name.removeprefix("models--").replace("--", "/", 1)
+
+
+def _look(path: str, origin: str) -> FoundModel:
+    folder = Path(path).expanduser()
+    name = one_line(folder.name or path, 60)
+    if path.count("/") == 1 and not folder.exists():
+        return FoundModel(path, one_line(path, 60), origin=origin)
+    if not folder.is_dir():
+        return FoundModel(path, name, problem="the folder is not there", origin=origin)
+    config = folder / "config.json"
+    try:
+        kind = json.loads(config.read_text("utf-8")).get("model_type", "")
+    except FileNotFoundError:
+        return FoundModel(path, name, problem="there is no config.json in it", origin=origin)
+    except (OSError, ValueError, AttributeError):
+        return FoundModel(path, name, problem="its config.json cannot be read", origin=origin)
+    kind = one_line(kind, 40)
+    size = sum(f.stat().st_size for f in folder.glob("*.safetensors") if f.exists())
+    return FoundModel(path, name, kind, size, "", origin)

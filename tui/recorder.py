@@ -1,0 +1,136 @@
+"""Keeps the conversation file in step with the state. What the disk refuses becomes a sentence; the chat goes on.
+
+The user's turn is on the disk before the engine sees it. Knows no widget.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..engine.errors import QwenChatError
+from ..engine.events import EngineFailed, Event, TextDelta, TurnFinished
+from ..engine.types import FinishReason
+from .conversation_records import SavedTurn
+from .conversations import Conversation, Store
+from .state import ChatState, Turn, TurnStatus
+from .text.sanitise import clean, one_line
+
+__all__ = ["Recorder"]
+
+_STATUS: dict[str, TurnStatus] = {
+    "stop": "done", "length": "length", "context": "context", "cancelled": "stopped", "error": "failed",
+    "": "stopped",
+}  # fmt: skip
+
+
+class Recorder:
+    def __init__(self, state: ChatState, store: Store | None, *, temporary: bool = False) -> None:
+        """Without a store every conversation is temporary."""
+        self.state, self.store = state, store
+        self.temporary = temporary or store is None
+        self.problem = ""
+        """The latest sentence about what could not be written; the screen takes it away when it has shown it."""
+        self.conversation = self._new()
+
+    def _new(self) -> Conversation:
+        if self.store is None:
+            return Conversation("temporary", None)
+        return self.store.new(temporary=self.temporary)
+
+    def _try(self, what: Callable[[], object]) -> bool:
+        try:
+            what()
+        except QwenChatError as e:
+            self.problem = str(e)
+            return False
+        return True
+
+    # ---- what the user does
+
+    def asked(self, settings: Mapping[str, Any], *, user: bool = True) -> None:
+        """Record the last user turn of the state (`user`) and the empty reply after it; before the engine is asked."""
+        if user:
+            text = self.state.turns[-2].text
+            self._try(lambda: self.conversation.add_turn("user", text))
+        model = self.state.turns[-1].model
+        self._try(lambda: self.conversation.add_turn("assistant", model=model, settings=settings))
+        self.state.title = one_line(self.conversation.title, 60)
+
+    def rewind(self, keep: int) -> None:
+        self._try(lambda: self.conversation.rewind(keep))
+
+    def rename(self, title: str) -> None:
+        self._try(lambda: self.conversation.rename(title))
+        self.state.title = one_line(self.conversation.title, 60)
+
+    def start_new(self, *, temporary: bool | None = None) -> None:
+        """Let go of this conversation and begin another."""
+        self.close()
+        self.temporary = self.store is None or (self.temporary if temporary is None else temporary)
+        self.conversation = self._new()
+        self.state.clear()
+
+    def resume(self, conversation_id: str) -> None:
+        """Go on with a conversation from disk. Raises UsageError or StorageError, and then changes nothing."""
+        if self.store is None:
+            return
+        found = self.store.open(conversation_id)
+        self.close()
+        self.temporary, self.conversation = False, found
+        self.state.clear()
+        self.state.turns += [_turn(t) for t in found.turns]
+        self.state.title = one_line(found.title, 60)
+        self.state.revision += 1
+        if found.read_only:
+            self.problem = f"This conversation is read-only. {found.read_only}"
+        elif found.notes:
+            self.problem = one_line(" ".join(found.notes), 400)
+
+    def close(self) -> None:
+        self._try(self.conversation.close)
+
+    # ---- what the engine says, after the state has taken it in
+
+    def apply(self, event: Event, turn: Turn | None) -> None:
+        """`turn` is the one the event belongs to, or None."""
+        if turn is None:
+            return
+        if isinstance(event, TextDelta):
+            text = clean(event.text)
+            self._try(lambda: self.conversation.add_text(event.kind, text))
+        elif isinstance(event, TurnFinished):
+            self._finish(turn, event.finish_reason)
+        elif isinstance(event, EngineFailed):
+            self._finish(turn, "error")
+
+    def _finish(self, turn: Turn, reason: FinishReason) -> None:
+        known = {"tokens": turn.tokens, "thinking_tokens": turn.thinking_tokens, "ttft_s": turn.ttft_s}
+        known |= {"tok_per_s": turn.tok_per_s, "thought_s": turn.thought_s}
+        numbers = {k: round(v, 4) for k, v in known.items() if v}
+        self._try(lambda: self.conversation.finish(reason, turn.token_ids, turn.fingerprint, numbers))
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _turn(saved: SavedTurn) -> Turn:
+    """A turn from disk as the screen has it; nothing in a file is trusted."""
+    numbers = saved.numbers
+    return Turn(
+        role=saved.role,
+        text=clean(saved.text),
+        thinking=clean(saved.thinking),
+        status="done" if saved.role != "assistant" else _STATUS.get(saved.finish_reason, "stopped"),
+        at=time.strftime("%H:%M", time.localtime(saved.at)) if 0 < saved.at < 1e11 else "",
+        tokens=int(_number(numbers.get("tokens")) or 0),
+        thinking_tokens=int(_number(numbers.get("thinking_tokens")) or 0),
+        ttft_s=_number(numbers.get("ttft_s")),
+        tok_per_s=_number(numbers.get("tok_per_s")),
+        thought_took_s=_number(numbers.get("thought_s")),
+        token_ids=saved.token_ids,
+        fingerprint=saved.tokenizer,
+        model=one_line(saved.model, 60),
+    )

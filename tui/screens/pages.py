@@ -1,0 +1,142 @@
+"""Whole-screen pages of text: help, the log, and all panels at full width. Esc closes each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from ..commands import COMMANDS
+from ..keys import ACTIONS, key_label
+from ..panels.base import Panel, View
+
+__all__ = ["MetricsPage", "TextPage", "help_text"]
+
+MUTED = "$text-muted"
+WORDS = (
+    ("acceptance", "accepted ÷ proposed drafts within the last 120 s; the bars are per position in a round"),
+    ("round", "one draft and its verification; tokens per round count what was kept, corrections included"),
+    ("WARM / ON", "fewer than 32 drafts were seen / drafting, k deep"),
+    ("PARKED", "drafting would be slower here than plain steps; it is tried again"),
+    (
+        "FALLBACK",
+        "the limit of rounds in a row without an accepted draft was reached; plain steps to the end of the reply",
+    ),
+    ("OFF (you)", "switched off with Ctrl+T or /mtp off, until you switch it on again"),
+    ("hit", "share of routed experts that were in memory already"),
+    ("stall", "share of the time spent waiting for the SSD"),
+    ("page cache", "share of the bytes that the system served from memory; n/a where it does not tell"),
+    ("ttft", "time to first token, the prompt's way through the model included"),
+)
+
+
+class TextPage(ModalScreen[None]):
+    BINDINGS = [  # noqa: RUF012
+        Binding("escape,q,f1,f12,ctrl+c", "close", "Close", show=False, priority=True),
+        Binding("up,k", "scroll(-1)", show=False),
+        Binding("down,j", "scroll(1)", show=False),
+        Binding("pageup", "scroll(-12)", show=False),
+        Binding("pagedown,space", "scroll(12)", show=False),
+    ]
+
+    def __init__(self, title: str, text: Content) -> None:
+        super().__init__()
+        self._title, self._text = title, text
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="page"):
+            yield Static(Content.styled(self._title, "bold $text-primary"), id="dialog-title")
+            with VerticalScroll(id="page-body"):
+                yield Static(self._text)
+            yield Static(Content.assemble(("esc", "bold"), (" close  ", MUTED), ("↑↓", "bold"), (" scroll", MUTED)))
+
+    def on_mount(self) -> None:
+        self.query_one("#page-body").focus()
+
+    def action_scroll(self, rows: int) -> None:
+        self.query_one("#page-body").scroll_relative(y=rows, animate=False)
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+
+def help_text(keys: Mapping[str, str], ascii_only: bool) -> Content:
+    """Every key with its words, every command, and what the panels' words mean; made from the tables that act."""
+    out: list[Content] = []
+
+    def head(text: str) -> None:
+        out.append(Content.styled(("\n" if out else "") + text, "bold $text-primary"))
+
+    def row(left: str, right: str) -> None:
+        out.append(Content.assemble((f"{left:<20} ", "bold"), right))
+
+    for scope, title in (
+        ("composer", "Writing"),
+        ("app", "Everywhere"),
+        ("transcript", "On a message (Tab goes there)"),
+    ):
+        head(title)
+        for a in ACTIONS:
+            if a.scope == scope:
+                labels = [key_label(k, ascii_only) for k in keys[a.id].split(",") if k and "\\r" not in k][:3]
+                row(" ".join(labels) or "–", a.what + (f"  {a.slash}" if len(a.slash) > 1 else ""))
+    head("Commands")
+    for c in COMMANDS:
+        row(f"{c.name} {c.takes}".strip(), c.what)
+    row("@path", "Attach a text file to the prompt")
+    head("Panels")
+    for word, meaning in WORDS:
+        row(word, meaning)
+    return Content("\n").join(out)
+
+
+class MetricsPage(ModalScreen[None]):
+    """All panels side by side, as many columns as fit."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("escape,q,f2,f3,shift+f2,ctrl+c", "close", "Close", show=False, priority=True)
+    ]
+
+    def __init__(self, panels: list[Panel], view: Callable[[], View]) -> None:
+        super().__init__()
+        self._panels, self._view = panels, view
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="page"):
+            yield Static(Content.styled("Panels · 120 s", "bold $text-primary"), id="dialog-title")
+            with VerticalScroll(id="page-body"):
+                yield Static(id="all-panels")
+            yield Static(Content.assemble(("esc", "bold"), (" close", MUTED)))
+
+    def on_mount(self) -> None:
+        self.call_after_refresh(self.show)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.show)
+
+    def show(self) -> None:
+        """Draw again; the app calls it as often as it draws the panels of the chat."""
+        if not self.is_mounted:
+            return
+        width = self.query_one("#page-body").scrollable_content_region.width
+        columns = max(1, width // 44)
+        each = (width - 3 * (columns - 1)) // columns
+        view = self._view()
+        stacks: list[list[Content]] = [[] for _ in range(columns)]
+        for panel in self._panels:
+            shortest = min(stacks, key=len)
+            shortest += [*panel.side(view, each), Content("")]
+        height = max(len(s) for s in stacks)
+        rows = []
+        for y in range(height):
+            cells = [s[y] if y < len(s) else Content("") for s in stacks]
+            rows.append(Content("   ").join(c.pad_right(max(0, each - c.cell_length)) for c in cells))
+        self.query_one("#all-panels", Static).update(Content("\n").join(rows))
+
+    def action_close(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,196 @@
+"""One list to choose from, with a filter above it: commands, conversations, models, themes and choices all use it.
+
+It knows nothing about what it lists; `dismiss` gets what was chosen, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Input, Static
+
+from ..text.sanitise import one_line
+
+__all__ = ["Item", "Picked", "Picker", "SafeInput"]
+
+MUTED = "$text-muted"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    id: str
+    label: str
+    detail: str = ""
+    """Muted, at the right end."""
+    below: str = ""
+    """Muted, on a row of its own."""
+    marked: bool = False
+    """The one in force."""
+    disabled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    item: Item
+    action: str = ""
+    """The extra key's word, or empty for Enter."""
+    filter: str = ""
+
+
+Source = Callable[[str], Sequence[Item]]
+"""filter text -> items, best first."""
+
+
+class SafeInput(Input):
+    """A field whose pastes go through the sanitiser."""
+
+    def __init__(self, value: str = "", placeholder: str = "", *, id: str | None = None) -> None:
+        super().__init__(value, placeholder, id=id, compact=True, select_on_focus=False)
+        self.cursor_blink = False
+
+    def _on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        event.prevent_default()
+        self.insert_text_at_cursor(one_line(event.text, 10_000))
+
+
+class Rows(Widget):
+    """The list itself: draws only the rows in view."""
+
+    DEFAULT_CSS = "Rows { height: auto; max-height: 1fr; padding: 0 1; }"
+
+    @dataclass
+    class Clicked(Message):
+        index: int
+
+    def __init__(self) -> None:
+        super().__init__(markup=False)
+        self.items: Sequence[Item] = ()
+        self.at = 0
+        self.first = 0
+
+    def show(self, items: Sequence[Item], at: int) -> None:
+        self.items, self.at = items, max(0, min(at, len(items) - 1))
+        self.refresh(layout=True)
+
+    def get_content_height(self, container: object, viewport: object, width: int) -> int:
+        return max(1, sum(1 + bool(i.below) for i in self.items))
+
+    def page(self) -> int:
+        return max(1, self.content_size.height // (2 if any(i.below for i in self.items) else 1))
+
+    def render(self) -> Content:
+        width, page = self.content_size.width, self.page()
+        self.first = min(max(self.first, self.at - page + 1, 0), self.at)
+        if not self.items:
+            return Content.styled("nothing fits", MUTED)
+        out: list[Content] = []
+        for i in range(self.first, min(len(self.items), self.first + page)):
+            item = self.items[i]
+            left = Content.assemble(("✓ " if item.marked else "  "), item.label)
+            room = width - left.cell_length - len(item.detail)
+            row = left + Content.assemble(" " * room, (item.detail, MUTED)) if room > 1 and item.detail else left
+            row = row.truncate(width, ellipsis=True)
+            if item.disabled:
+                row = row.stylize(MUTED)
+            if i == self.at:
+                row = row.pad_right(max(0, width - row.cell_length)).stylize("reverse")
+            out.append(row)
+            if item.below:
+                out.append(Content.styled(f"    {item.below}", MUTED).truncate(width, ellipsis=True))
+        return Content("\n").join(out)
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is not None:
+            two = any(i.below for i in self.items)
+            self.post_message(self.Clicked(self.first + offset.y // (2 if two else 1)))
+
+
+class Picker(ModalScreen["Picked | None"]):
+    BINDINGS = [  # noqa: RUF012
+        Binding("escape,ctrl+c", "cancel", "Close", show=False, priority=True),
+        Binding("up,ctrl+p", "move(-1)", show=False, priority=True),
+        Binding("down,ctrl+n", "move(1)", show=False, priority=True),
+        Binding("pageup", "move(-10)", show=False, priority=True),
+        Binding("pagedown", "move(10)", show=False, priority=True),
+        Binding("enter", "pick('')", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        title: str,
+        source: Source,
+        *,
+        keys: Mapping[str, str] | None = None,
+        placeholder: str = "type to filter",
+        filter: str = "",
+        note: str = "",
+        on_move: Callable[[Item], None] | None = None,
+        at: str = "",
+    ) -> None:
+        """`keys` are further keys and the words for what they do; `at` is the id that is highlighted first."""
+        super().__init__()
+        self._title, self._source, self._keys = one_line(title), source, dict(keys or {})
+        self._placeholder, self._filter, self._note, self._on_move, self._at = placeholder, filter, note, on_move, at
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog"):
+            yield Static(Content.styled(self._title, "bold $text-primary"), id="dialog-title", markup=False)
+            yield SafeInput(self._filter, self._placeholder, id="filter")
+            yield Rows()
+            words = [("⏎", "choose"), *self._keys.items(), ("esc", "close")]
+            said = Content("  ").join(Content.assemble((k, "bold"), (f" {w}", MUTED)) for k, w in words)
+            yield Static(Content.styled(self._note + "\n", MUTED) + said if self._note else said, id="dialog-keys")
+
+    def on_mount(self) -> None:
+        self.rows = self.query_one(Rows)
+        for key, word in self._keys.items():
+            self._bindings.bind(key, f"pick({word!r})", word, show=False, priority=True)
+        self.refresh_items()
+        ids = [i.id for i in self.rows.items]
+        if self._at in ids:
+            self.rows.show(self.rows.items, ids.index(self._at))
+        field = self.query_one("#filter", SafeInput)
+        field.focus()
+        field.cursor_position = len(field.value)
+
+    def refresh_items(self) -> None:
+        self.rows.show(self._source(self.query_one("#filter", SafeInput).value), self.rows.at)
+
+    @on(Input.Changed, "#filter")
+    def _changed(self, event: Input.Changed) -> None:
+        self.rows.show(self._source(event.value), 0)
+        self._moved()
+
+    def _moved(self) -> None:
+        if self._on_move is not None and self.rows.items:
+            self._on_move(self.rows.items[self.rows.at])
+
+    def action_move(self, step: int) -> None:
+        self.rows.show(self.rows.items, self.rows.at + step)
+        self._moved()
+
+    def action_pick(self, action: str) -> None:
+        if self.rows.items:
+            item = self.rows.items[self.rows.at]
+            if not item.disabled or action:
+                self.dismiss(Picked(item, action, self.query_one("#filter", SafeInput).value))
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+    @on(Rows.Clicked)
+    def _clicked(self, event: Rows.Clicked) -> None:
+        if 0 <= event.index < len(self.rows.items):
+            self.rows.show(self.rows.items, event.index)
+            self.action_pick("")

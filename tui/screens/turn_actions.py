@@ -1,0 +1,145 @@
+"""What can be done with a message: copy, edit and send again, answer again, go on. A mixin of ChatScreen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..text.sanitise import one_line
+from .base import ChatBase
+
+if TYPE_CHECKING:
+    from ..state import Turn
+
+__all__ = ["TurnActions"]
+
+CAN_GO_ON = ("length", "stopped", "context", "failed", "done")
+
+
+class TurnActions(ChatBase):
+    def _target(self) -> Turn | None:
+        """The focused message, else the last reply."""
+        return self.transcript.focused_turn or self.chat_app.state.last_reply
+
+    def _free(self) -> bool:
+        if self.chat_app.state.running is not None:
+            self.chat_app.say("A reply is running: Esc stops it first.", "warning")
+            return False
+        if self.chat_app.state.phase != "ready":
+            self.chat_app.say("The model is not ready yet.", "warning")
+            return False
+        return True
+
+    # ---- copying
+
+    def action_copy(self) -> None:
+        turn = self._target()
+        if turn is None or not turn.text:
+            self.chat_app.say("There is nothing to copy yet.")
+        else:
+            self.copy_text(turn.text, "message")
+
+    def copy_nth(self, n: str) -> None:
+        """`/copy 2` copies the reply before the last one."""
+        replies = [t for t in reversed(self.chat_app.state.turns) if t.role == "assistant" and t.text]
+        if n.isdecimal() and 1 <= int(n) <= len(replies):
+            self.copy_text(replies[int(n) - 1].text, "message")
+        else:
+            self.chat_app.say(f"/copy takes a number from 1 (the last reply) to {len(replies)}.", "warning")
+
+    def action_copy_code(self) -> None:
+        turn = self._target()
+        codes = self.transcript.codes(turn) if turn is not None else []
+        if not codes:
+            self.chat_app.say("This message has no code block.")
+            return
+        at = self._code_at.get(id(turn), 0) % len(codes)
+        self._code_at = {id(turn): at + 1}
+        which = f"code block {at + 1} of {len(codes)}" if len(codes) > 1 else "code block"
+        self.copy_text(codes[at], which)
+
+    _code_at: dict[int, int] = {}  # noqa: RUF012
+
+    def code_nth(self, n: str) -> None:
+        turn = self._target()
+        codes = self.transcript.codes(turn) if turn is not None else []
+        if n.isdecimal() and 1 <= int(n) <= len(codes):
+            self.copy_text(codes[int(n) - 1], f"code block {n}")
+        else:
+            self.chat_app.say(
+                f"/code takes a number from 1 to {len(codes)}." if codes else "There is no code block.", "warning"
+            )
+
+    # ---- changing what was said
+
+    def action_edit(self) -> None:
+        """Put a user turn into the composer; sending it drops everything after."""
+        state = self.chat_app.state
+        if not self._free():
+            return
+        turn = self.transcript.focused_turn
+        index = state.turns.index(turn) if turn is not None else len(state.turns) - 1
+        while index >= 0 and state.turns[index].role != "user":
+            index -= 1
+        if index < 0:
+            self.chat_app.say("There is no prompt to edit yet.")
+            return
+        self.editing = index
+        self.composer.put(state.turns[index].text)
+        state.notice = f"editing “{one_line(state.turns[index].text, 24)}”: Enter sends it again, Esc leaves it"
+        self.composer.focus()
+        self.show_all()
+
+    def leave_editing(self) -> bool:
+        if self.editing is None:
+            return False
+        self.editing, self.chat_app.state.notice = None, ""
+        self.composer.put("")
+        self.show_all()
+        return True
+
+    def rewind_to(self, keep: int) -> None:
+        self.chat_app.recorder.rewind(keep)
+        self.chat_app.state.rewind(keep)
+
+    def action_regenerate(self) -> None:
+        state = self.chat_app.state
+        if not self._free():
+            return
+        turn = self.transcript.focused_turn
+        index = state.turns.index(turn) if turn is not None else len(state.turns) - 1
+        while index >= 0 and state.turns[index].role != "user":
+            index -= 1
+        if index < 0:
+            self.chat_app.say("There is no reply to make again yet.")
+            return
+        self.rewind_to(index + 1)
+        self.chat_app.start(state.again(), user=False)
+        self._after_start()
+
+    def action_continue(self) -> None:
+        state = self.chat_app.state
+        if not self._free():
+            return
+        last = state.turns[-1] if state.turns else None
+        if last is None or last.role != "assistant" or not (last.text or last.thinking) or last.status not in CAN_GO_ON:
+            self.chat_app.say("There is no reply to go on with.")
+            return
+        self.chat_app.start(state.ask("", continue_last=True), record=False)
+        self._after_start()
+
+    def _after_start(self) -> None:
+        self.composer.focus()
+        self.transcript.follow()
+        self.show_all()
+
+    # ---- walking
+
+    def action_message_prev(self) -> None:
+        self.transcript.move_focus(-1)
+
+    def action_message_next(self) -> None:
+        self.transcript.move_focus(1)
+
+    def action_fold(self) -> None:
+        if self.transcript.focused_turn is not None:
+            self.transcript.fold(self.transcript.focused_turn)
