@@ -151,6 +151,7 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], c: NetworkConfig, toke
     for i, part in enumerate(parts):
         file = f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
         save_file(part, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(0o644)
         weight_map.update(dict.fromkeys(part, file))
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     for name, value, indent in (

@@ -1,6 +1,6 @@
 """Train the QSA indexer on the frozen model: its block scores learn to follow the dense attention they will replace.
 
-    python indexer.py DATA RUN --steps 120      writes RUN/indexer.pt
+    python indexer.py DATA RUN --steps 150      writes RUN/indexer.pt
 
 The trunk never sees the indexer while it trains (attention is dense), so this is the last step before an export.
 """
@@ -18,7 +18,7 @@ from batches import DOMAINS, Documents
 from checkpoints import load_checkpoint
 from network.attention import Attention
 
-LENGTH, RATE, SEED = 2048, 3e-3, 0
+LENGTH, RATE, SEED = 1024, 3e-3, 0
 
 
 def complete_blocks(length: int, ratio: int) -> torch.Tensor:
@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=150)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
