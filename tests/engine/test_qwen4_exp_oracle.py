@@ -1,0 +1,149 @@
+"""Qwen4-Exp against transformers: logits, routes and greedy ids, under every setting that must not change them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+LOGITS_WITHIN = 2e-4
+NEVER, ALWAYS = 1 << 30, 1
+"""Layer-major thresholds."""
+EXACTLY_TOP_K = "exactly top-k"
+
+
+def settings(session_of: Callable[..., Any], model: Any, **changes: Any) -> Any:
+    """A session; expert_cache EXACTLY_TOP_K becomes the bytes of one token's experts."""
+    if changes.get("expert_cache") == EXACTLY_TOP_K:
+        probe = session_of(model)
+        pool = probe.loaded.survey.needs.experts
+        probe.close()
+        changes["expert_cache"] = pool.top_k * pool.slot_bytes
+    return session_of(model, **changes)
+
+
+def agree(session: Any, oracle: Any, tokens: int = 4) -> None:
+    """Logits, routes and greedy ids are the reference's."""
+    seen: list[list[np.ndarray]] = [[] for _ in oracle.routes]
+    session.forward.on_routes = lambda layer, parts: seen[layer].extend(parts)
+    assert np.abs(session.score(oracle.prompt) - oracle.logits).max() <= LOGITS_WITHIN
+    session.forward.on_routes = None
+    np.testing.assert_array_equal(np.sort([np.concatenate(parts) for parts in seen], axis=-1), oracle.routes)
+    ids = [t for step in session.generate(oracle.prompt, tokens, ignore_eos=True) for t in step.tokens]
+    assert ids == oracle.greedy[:tokens]
+
+
+def test_every_checkpoint_agrees_with_the_reference(oracle: Any, open_session: Callable[..., Any]) -> None:
+    session = open_session(oracle)
+    agree(session, oracle, tokens=24)
+    routes = session.routes(oracle.prompt)
+    assert (routes.dtype, routes.shape) == (np.int32, oracle.routes.shape)
+    np.testing.assert_array_equal(routes, oracle.routes)
+
+
+@pytest.mark.parametrize(
+    ("cache", "step", "threshold", "policy", "direct"),
+    [
+        (EXACTLY_TOP_K, 64, NEVER, "decay", "off"),
+        (EXACTLY_TOP_K, 64, ALWAYS, "lru", "on"),
+        ("25 %", 7, NEVER, "lfu", "on"),
+        ("25 %", 64, ALWAYS, "lru", "off"),
+        ("100 %", 7, ALWAYS, "decay", "on"),
+    ],
+)
+def test_no_setting_changes_what_the_model_says(
+    layout: Any, open_session: Callable[..., Any], cache: str, step: int, threshold: int, policy: str, direct: str
+) -> None:
+    session = settings(
+        open_session, layout, expert_cache=cache, prefill_step=step, layer_major_threshold=threshold, policy=policy,
+        direct_io=direct,
+    )  # fmt: skip
+    agree(session, layout)
+    stats = session.stats()
+    assert stats.experts.resident <= stats.experts.slots
+    assert (stats.experts.layer_reads > 0) == (threshold == ALWAYS)
+    assert stats.experts.slots == {EXACTLY_TOP_K: 2, "25 %": 8, "100 %": 32}[cache]
+    assert (stats.experts.waves > 0) == (cache == EXACTLY_TOP_K and threshold == NEVER)
+
+
+def test_a_prompt_fed_token_by_token_agrees_with_the_reference(layout: Any, open_session: Callable[..., Any]) -> None:
+    session = open_session(layout, prefill_step=1)
+    assert np.abs(session.score(layout.prompt) - layout.logits).max() <= LOGITS_WITHIN
+
+
+def test_bfloat16_stays_close_to_the_reference(layout: Any, open_session: Callable[..., Any]) -> None:
+    session = open_session(layout, dtype="bfloat16")
+    ours, theirs = session.score(layout.prompt), layout.logits
+    alike = [np.corrcoef(a, b)[0, 1] for a, b in zip(ours, theirs)]
+    assert np.median(alike) > 0.999
+    same_routes = (session.routes(layout.prompt) == layout.routes).mean()
+    assert same_routes > 0.9
+
+
+GRID = list(itertools.product((EXACTLY_TOP_K, "25 %", "100 %"), (1, 7, 64), (NEVER, ALWAYS)))
+REST = itertools.cycle(itertools.product(("decay", "lru", "lfu"), ("off", "on")))
+"""Policies and direct I/O take turns over the grid."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cache", "step", "threshold", "policy", "direct"), [(*g, *r) for g, r in zip(GRID, REST)])
+def test_no_combination_of_settings_changes_what_the_model_says(
+    layout: Any, open_session: Callable[..., Any], cache: str, step: int, threshold: int, policy: str, direct: str
+) -> None:
+    session = settings(
+        open_session, layout, expert_cache=cache, prefill_step=step, layer_major_threshold=threshold, policy=policy,
+        direct_io=direct,
+    )  # fmt: skip
+    agree(session, layout)
+
+
+@pytest.fixture(scope="module", params=list(itertools.product(("small", "medium"), ("bf16", "fp8"))), ids="-".join)
+def unseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A larger checkpoint made for this run.
+
+    QWEN_CHAT_ORACLE is a script that takes `OUT --preset P --format F --seed N` and writes a checkpoint with its
+    reference.npz (run by QWEN_CHAT_ORACLE_PYTHON, else this Python), or a folder that holds such checkpoints as P-F-*.
+    """
+    source = os.environ.get("QWEN_CHAT_ORACLE")
+    if not source:
+        pytest.skip("QWEN_CHAT_ORACLE names no script and no folder of checkpoints")
+    preset, form = request.param
+    if Path(source).is_dir():
+        found = sorted(p.parent for p in Path(source).glob(f"{preset}-{form}-*/reference.npz"))
+        if not found:
+            pytest.skip(f"{source} has no checkpoint {preset}-{form}-*")
+        return type(request.getfixturevalue("tiny")).read(found[-1])
+    out = tmp_path_factory.mktemp("oracle") / f"{preset}-{form}"
+    python, seed = os.environ.get("QWEN_CHAT_ORACLE_PYTHON", sys.executable), os.environ.get("QWEN_CHAT_ORACLE_SEED", "7")
+    command = [python, source, str(out), "--preset", preset, "--format", form, "--seed", seed]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return type(request.getfixturevalue("tiny")).read(out)
+
+
+@pytest.mark.slow
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("cache", "step", "threshold", "policy", "direct"),
+    [
+        ("100 %", 64, NEVER, "decay", "off"),
+        (EXACTLY_TOP_K, 64, ALWAYS, "lru", "on"),
+        (EXACTLY_TOP_K, 7, NEVER, "lfu", "off"),
+        ("25 %", 7, ALWAYS, "decay", "on"),
+        ("25 %", 1, NEVER, "lru", "off"),
+    ],
+)
+def test_checkpoints_of_other_sizes_and_seeds_agree_with_the_reference(
+    unseen: Any, open_session: Callable[..., Any], cache: str, step: int, threshold: int, policy: str, direct: str
+) -> None:
+    session = settings(
+        open_session, unseen, expert_cache=cache, prefill_step=step, layer_major_threshold=threshold, policy=policy,
+        direct_io=direct,
+    )  # fmt: skip
+    agree(session, unseen, tokens=12)
