@@ -23,6 +23,8 @@ CHUNK = 64
 
 def recurrent(q: mx.array, rows: DeltaRows, state: mx.array) -> tuple[mx.array, mx.array]:
     """q [T, heads, key_dim] over `rows` -> (outputs [T, heads, value_dim], state [heads, value_dim, key_dim])."""
+    if not q.shape[0]:
+        return mx.zeros_like(rows.values), state
     kernel = gated_delta_kernel()
     if kernel is not None:
         out, after = kernel(
@@ -57,6 +59,8 @@ def advance(state: mx.array, rows: DeltaRows) -> mx.array:
 def chunked(q: mx.array, rows: DeltaRows, state: mx.array, size: int = CHUNK) -> tuple[mx.array, mx.array]:
     """The same as `recurrent`, in blocks of `size` rows."""
     t = q.shape[0]
+    if not t:
+        return mx.zeros_like(rows.values), state
     pad = -t % size
 
     def blocks(x: mx.array) -> mx.array:
