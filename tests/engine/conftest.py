@@ -216,5 +216,3 @@ def greedy(session: Any, ids: list[int], count: int) -> list[int]:
 def continued() -> Callable[[Any, list[int], int], list[int]]:
     """`continued(session, ids, count)`: the next greedy ids."""
     return greedy
-
-

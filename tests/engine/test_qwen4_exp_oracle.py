@@ -121,7 +121,10 @@ def unseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             pytest.skip(f"{source} has no checkpoint {preset}-{form}-*")
         return type(request.getfixturevalue("tiny")).read(found[-1])
     out = tmp_path_factory.mktemp("oracle") / f"{preset}-{form}"
-    python, seed = os.environ.get("QWEN_CHAT_ORACLE_PYTHON", sys.executable), os.environ.get("QWEN_CHAT_ORACLE_SEED", "7")
+    python, seed = (
+        os.environ.get("QWEN_CHAT_ORACLE_PYTHON", sys.executable),
+        os.environ.get("QWEN_CHAT_ORACLE_SEED", "7"),
+    )
     command = [python, source, str(out), "--preset", preset, "--format", form, "--seed", seed]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return type(request.getfixturevalue("tiny")).read(out)
