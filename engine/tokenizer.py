@@ -66,7 +66,7 @@ class Tokenizer(Codec):
             model_vocab = highest + 1
         if highest >= model_vocab:
             raise CheckpointError(
-                f"{folder / 'tokenizer.json'} has token ids up to {highest:,}, but the model knows only {model_vocab:,}.",
+                f"{folder / 'tokenizer.json'} has token ids up to {highest:,}, but the model has only {model_vocab:,}.",
                 "Tokenizer and weights are of different models.",
                 path=str(folder / "tokenizer.json"),
             )
