@@ -31,7 +31,7 @@ ACTIONS: tuple[Action, ...] = (
            "composer", "newline"),
     Action("history_prev", "up", "Earlier prompt, when the cursor is in the first row", "composer"),
     Action("history_next", "down", "Later prompt, when the cursor is in the last row", "composer"),
-    Action("editor", "ctrl+g", "Write the prompt in $VISUAL or $EDITOR", "composer", slash="/editor"),
+    Action("editor", "ctrl+g", "Write the prompt in $VISUAL or $EDITOR", slash="/editor", priority=True),
     Action("unqueue", "alt+up", "Take the queued prompt back into the composer", slash="/unqueue"),
     Action("stop", "escape", "Close a popup, clear a selection, stop the reply, leave the transcript", hint="stop"),
     Action("interrupt", "ctrl+c", "Copy a selection, else stop, else clear the prompt, else quit on the second press",

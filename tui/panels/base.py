@@ -8,7 +8,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -177,7 +177,9 @@ class Panel:
     id = ""
     title = ""
     short = ""
-    """One word for the strip and the line."""
+    """One word for the strip and the line; empty where the unit says it."""
+    tag = ""
+    """A shorter one for the badge, or none."""
     order = 50
     always = False
     """Kept as long as anything is shown."""
@@ -201,7 +203,7 @@ class Panel:
         stale = view.age_s is not None
         for row in reading.rows:
             out.append(self._row(row, view, width - 1, stale).pad_left(1))
-        return out
+        return [r.truncate(width, ellipsis=True) if r.cell_length > width else r for r in out]
 
     def _row(self, row: Row | Graph | Bar | Counter, view: View, width: int, stale: bool) -> Content:
         if isinstance(row, Row):
@@ -235,17 +237,21 @@ class Panel:
     def strip(self, view: View, graph_width: int) -> Content:
         """For one row shared by all panels: the word, the number, a short graph."""
         reading = self.read(view)
-        out = Content.styled(self.short + " ", MUTED) + reading.key.draw(view.age_s is not None)
+        out = self._named(self.short, reading, view)
         if reading.graph is not None and graph_width >= 4 and not reading.absent:
             out += Content(" ") + self._graph(reading.graph, view, graph_width)
         return out
 
     def line(self, view: View) -> Content:
-        return Content.styled(self.short + " ", MUTED) + self.read(view).key.draw(view.age_s is not None)
+        return self._named(self.short, self.read(view), view)
 
     def badge(self, view: View) -> Content:
-        key = self.read(view).key
-        return Cell(key.text, key.unit, "", key.level).draw(view.age_s is not None)
+        reading = self.read(view)
+        return self._named(self.tag, replace(reading, key=replace(reading.key, label="")), view)
+
+    @staticmethod
+    def _named(word: str, reading: Reading, view: View) -> Content:
+        return Content.styled(f"{word} " if word else "", MUTED) + reading.key.draw(view.age_s is not None)
 
 
 def _ends(left: Content, right: Content, width: int) -> Content:

@@ -18,7 +18,7 @@ def speed(later: EngineStats, earlier: EngineStats) -> float | None:
 
 
 class Decode(Panel):
-    title, short, order = "DECODE", "tok/s", 0
+    title, order = "DECODE", 0
 
     def __init__(self) -> None:
         self._top = STEPS[0]
@@ -42,4 +42,4 @@ class Decode(Panel):
                 (Cell(numbers.rate(prefilled), "/s", "prefill"),),
             ),
         )
-        return Reading(Cell(numbers.rate(now)), rows, graph=graph)
+        return Reading(Cell(numbers.rate(now), "tok/s"), rows, graph=graph)

@@ -15,7 +15,7 @@ def hit_rate(later: EngineStats, earlier: EngineStats) -> float | None:
 
 
 class ExpertCache(Panel):
-    title, short, order, always = "EXPERT CACHE", "cache", 30, True
+    title, short, tag, order, always = "EXPERT CACHE", "cache", "hit", 30, True
 
     def __init__(self) -> None:
         self._judge: Judge | None = None

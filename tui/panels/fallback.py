@@ -9,7 +9,7 @@ __all__ = ["Fallback"]
 
 
 class Fallback(Panel):
-    title, short, order, always = "FALLBACK", "fb", 20, True
+    title, short, tag, order, always = "FALLBACK", "fb", "fb", 20, True
 
     def read(self, view: View) -> Reading:
         mtp = view.state.mtp

@@ -67,8 +67,8 @@ class MtpDraft(Panel):
             *self._positions(view),
             graph,
         ]
-        if mtp.state == "WARM" and stats is not None:
-            seen = min(WARM_DRAFTS, stats.drafts.proposed)
+        if mtp.state == "WARM":
+            seen = min(WARM_DRAFTS, stats.drafts.proposed) if stats else 0
             rows.append(Row((Cell(f"{seen}/{WARM_DRAFTS}", "drafts seen", "measuring", "muted"),)))
         elif mtp.state not in ("ON", "WARM"):
             rows += [Row((Cell(line, level="muted"),)) for line in _wrapped(mtp.reason, 27)]

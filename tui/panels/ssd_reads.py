@@ -15,7 +15,7 @@ def p95_ms(later: EngineStats, earlier: EngineStats) -> float | None:
 
 
 class SsdReads(Panel):
-    title, short, order, always = "SSD READS", "ssd", 40, True
+    title, short, tag, order, always = "SSD READS", "ssd", "p95", 40, True
 
     def __init__(self) -> None:
         self._judge: Judge | None = None

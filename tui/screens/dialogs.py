@@ -335,6 +335,15 @@ class DialogActions(ChatBase):
         )
 
 
+def _tail(path: Path | None, most: int = 20_000) -> list[str]:
+    """The last lines of the file that holds what libraries printed."""
+    try:
+        raw = path.read_bytes()[-most:] if path is not None else b""
+    except OSError:
+        return []
+    return [one_line(line, 1000) for line in raw.decode("utf-8", "replace").splitlines()]
+
+
 def _ago(seconds: float) -> str:
     for size, word in ((86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= size:

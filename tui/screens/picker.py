@@ -66,7 +66,7 @@ class SafeInput(Input):
 class Rows(Widget):
     """The list itself: draws only the rows in view."""
 
-    DEFAULT_CSS = "Rows { height: auto; max-height: 1fr; padding: 0 1; }"
+    DEFAULT_CSS = "Rows { height: auto; padding: 0 1; }"
 
     @dataclass
     class Clicked(Message):
@@ -163,6 +163,11 @@ class Picker(ModalScreen["Picked | None"]):
         field = self.query_one("#filter", SafeInput)
         field.focus()
         field.cursor_position = len(field.value)
+
+    def on_resize(self) -> None:
+        """The list takes what the rows around it leave of the screen."""
+        keys = self.query_one("#dialog-keys").size.height or 1 + bool(self._note)
+        self.rows.styles.max_height = max(2, int(self.app.size.height * 0.9) - keys - 7)
 
     def refresh_items(self) -> None:
         self.rows.show(self._source(self.query_one("#filter", SafeInput).value), self.rows.at)

@@ -84,7 +84,22 @@ class Composer(TextArea):
         self.replace(chosen + ("" if chosen.endswith("/") else " "), (row, column - len(word)), (row, column))
         return True
 
+    # Keys that are bound with priority arrive here ahead of characters typed just before them; going through the
+    # composer's own queue puts them behind again.
+
     def action_send(self) -> None:
+        self.call_later(self._send)
+
+    def action_newline(self) -> None:
+        self.call_later(self.insert, "\n")
+
+    def action_history_prev(self) -> None:
+        self.call_later(self._earlier)
+
+    def action_history_next(self) -> None:
+        self.call_later(self._later)
+
+    def _send(self) -> None:
         if self.suggestions is not None and self.suggestions.open and self.suggestions.chosen != self.text.strip():
             self.complete()
         elif self.text.endswith("\\") and self.cursor_location == self.document.end:
@@ -98,12 +113,9 @@ class Composer(TextArea):
             self.prompts.append(text)
         self._at = None
 
-    def action_newline(self) -> None:
-        self.insert("\n")
-
     # ---- history
 
-    def action_history_prev(self) -> None:
+    def _earlier(self) -> None:
         if self.suggestions is not None and self.suggestions.open:
             self.suggestions.move(-1)
             return
@@ -114,7 +126,7 @@ class Composer(TextArea):
                 self._draft, self._at = self.text, len(self.prompts)
             self._recall(self._at - 1)
 
-    def action_history_next(self) -> None:
+    def _later(self) -> None:
         if self.suggestions is not None and self.suggestions.open:
             self.suggestions.move(1)
             return

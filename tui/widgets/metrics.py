@@ -80,14 +80,15 @@ class MetricsStrip(Widget):
         width = self.content_size.width
         if self.view is None or not width:
             return Content("")
-        view, bar = self.view, Content.styled(" │ ", MUTED)
+        view, bar = self.view, Content.styled(" │ " if not self.view.ascii else " | ", MUTED)
         must = [p for p in self.panels if p.always]
-        dot = Content.styled(" · ", MUTED)
-        for panels, graph in ((self.panels, 10), (self.panels, 6), (must, 8), (must, 5)):
+        some = [p for p in self.panels if p.always or p.order == 0]
+        dot = Content.styled(" · " if not view.ascii else " - ", MUTED)
+        for panels, graph in ((self.panels, 10), (self.panels, 6), (some, 8), (some, 4), (must, 8), (must, 4)):
             row = bar.join(p.strip(view, graph) for p in panels)
             if row.cell_length <= width:
                 return row
-        for panels in (self.panels, must):
+        for panels in (self.panels, some, must):
             row = dot.join(p.line(view) for p in panels)
             if row.cell_length <= width:
                 return row
