@@ -23,6 +23,7 @@ from ..conversations import Conversation, Store
 from ..text import numbers
 from ..text.sanitise import Sanitiser, clean, one_line
 from ._talk import Talk
+from .chat import which_conversation
 
 __all__ = ["converse"]
 
@@ -46,13 +47,8 @@ def converse(args: argparse.Namespace, loaded: Loaded) -> int:
     """Talk until the input ends. Raises the error that ended the engine."""
     store = Store(loaded.places.conversations)
     temporary = args.temporary or not loaded.ui.save_history
-    if args.resume_last or args.resume:
-        last = args.resume or store.last()
-        if last is None:
-            raise UsageError("There is no conversation to go on with.", "Start one: qwen-chat --plain")
-        conversation = store.open(last)
-    else:
-        conversation = store.new(temporary=temporary)
+    resumed = which_conversation(args, loaded)
+    conversation = store.new(temporary=temporary) if resumed is None else store.open(resumed)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     with Talk(loaded.engine) as talk:

@@ -79,8 +79,27 @@ def run(args: argparse.Namespace) -> int:
     return _full_screen(args, loaded)
 
 
+def which_conversation(args: argparse.Namespace, loaded: Loaded) -> str | None:
+    """Id of the conversation to go on with, or None for a new one. Raises UsageError where there is no such one."""
+    from ..conversations import Store
+
+    if not args.resume_last and not args.resume:
+        return None
+    store = Store(loaded.places.conversations)
+    if args.resume:
+        return store.find(args.resume)
+    last = store.last()
+    if last is None:
+        from ...engine.errors import UsageError
+
+        raise UsageError("There is no conversation to go on with.", "`qwen-chat` starts one.")
+    return last
+
+
 def _full_screen(args: argparse.Namespace, loaded: Loaded) -> int:
     from ..app import QwenChatApp
+    from ..config import Live
+    from ..conversations import Store
     from ..terminal.guard import OutputGuard
     from ..terminal.signals import end_on_signals
     from . import say
@@ -90,16 +109,32 @@ def _full_screen(args: argparse.Namespace, loaded: Loaded) -> int:
 
         return engine.open_engine(config, emit)
 
-    with OutputGuard(loaded.places.log_file):
-        app = QwenChatApp(open_engine, loaded.ui, engine_config=loaded.engine, prompt=" ".join(args.prompt))
+    resume = which_conversation(args, loaded)
+    with OutputGuard(loaded.places.log_file) as guard:
+        app = QwenChatApp(
+            open_engine,
+            loaded.ui,
+            engine_config=loaded.engine,
+            places=loaded.places,
+            live=Live(loaded, lambda: load_settings(args)),
+            prompt=" ".join(args.prompt),
+            resume=resume,
+            temporary=args.temporary,
+            released=guard.released,
+        )
+
+        def leave(code: int) -> None:
+            app.leave()
+            app.exit(code, code)
 
         def end(code: int) -> None:
             import asyncio
 
-            asyncio.get_running_loop().call_soon_threadsafe(app.exit, code, code)
+            asyncio.get_running_loop().call_soon_threadsafe(leave, code)
 
         end_on_signals(end, sys.stdin.fileno())
         code = app.run(mouse=loaded.ui.mouse)
     if app.return_code and code is None:
         say(f"The chat ended with an error of its own; {loaded.places.log_file} has the details.")
+    Store(loaded.places.conversations).purge()
     return code if isinstance(code, int) else app.return_code or 0

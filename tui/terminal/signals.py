@@ -15,7 +15,7 @@ from .restore import keys_send_signals, restore_terminal, save_terminal
 __all__ = ["end_on_signals", "end_with_parent"]
 
 
-def end_on_signals(end: Callable[[int], None], fd: int, grace_s: float = 3.0) -> None:
+def end_on_signals(end: Callable[[int], None], fd: int, grace_s: float = 5.0) -> None:
     """From now on SIGTERM, SIGHUP and SIGINT call `end(128 + number)` on the main thread, once.
 
     SIGINT counts only while the app has the keyboard: before and after, and while an editor runs, Ctrl+C is not for the app.

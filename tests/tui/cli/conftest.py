@@ -29,11 +29,9 @@ class Terminal:
             os.environ.clear()
             os.environ.update(env)
             with contextlib.suppress(BaseException):
+                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
                 os.execv(argv[0], argv)
             os._exit(99)
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
-        self.line_settings = None
-        self.status = None
 
     def read(self, seconds):
         """Take what comes within some time; False at the end."""

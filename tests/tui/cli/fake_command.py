@@ -10,10 +10,11 @@ from qwen_chat_mlx.engine.fake import FakeEngine, FakeReply, FakeScript
 
 
 def install(given: dict) -> None:
-    """Put a FakeEngine behind the engine's door. `given`: FakeScript fields, replies as dicts, `speed`, `log` (a file), `noise`."""
+    """Put a FakeEngine behind the engine's door. `given`: FakeScript fields, replies as dicts, `speed`, `log` (a file), `noise`, `crash`."""
     given = dict(given)
     speed = given.pop("speed", 100.0)
     log = given.pop("log", None)
+    crash = given.pop("crash", False)
     noise = given.pop("noise", "").encode()
     for name in ("load_error",):
         if name in given:
@@ -34,6 +35,8 @@ def install(given: dict) -> None:
             super().submit(request)
 
     def open_engine(config, emit):
+        if crash:
+            raise RuntimeError("made to fail")
         os.write(1, noise)
         os.write(2, noise)
         return Logged(emit, script, speed=speed)

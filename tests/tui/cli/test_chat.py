@@ -1,5 +1,6 @@
 """The full-screen chat as the terminal sees it: when it starts, how it ends, and who cleans up."""
 
+import json
 import os
 import pty
 import signal
@@ -164,3 +165,59 @@ def test_help_and_a_wrong_flag_draw_nothing(terminal):
     assert t.wait() == 2
     assert b"--help" in t.got
     assert b"\x1b" not in t.got
+
+
+def test_a_prompt_is_sent_and_kept_and_the_conversation_is_resumed(terminal, tmp_path):
+    from qwen_chat_mlx.tui.conversations import Store
+
+    script = {"load_s": 0.2, "replies": [{"text": "Because of Rayleigh."}], "log": str(tmp_path / "log")}
+    t = terminal("why", "blue?", script=script)
+    t.until("Rayleigh")
+    t.read(0.5)
+    t.type(b"\x11")
+    assert t.wait() == 0
+    (entry,) = Store(tmp_path / "conversations").list()
+    assert (entry.title, entry.turns) == ("why blue?", 2)
+    t = terminal("--continue", script=script)
+    t.until("Rayleigh")
+    t.until(READY)
+    t.type("more\r")
+    t.until("more")
+    for _ in range(100):
+        t.read(0.1)
+        if (tmp_path / "log").read_text().count("\n") == 2:
+            break
+    t.kill(signal.SIGTERM)
+    assert t.wait() == 143
+    asked = json.loads((tmp_path / "log").read_text().splitlines()[-1])[0]
+    assert [text for _, text in asked] == ["why blue?", "Because of Rayleigh.", "more"]
+    t = terminal("--resume", "nonsense")
+    assert t.wait() == 2
+    assert b"\x1b" not in t.got
+
+
+def test_there_is_nothing_to_continue_in_a_new_home(terminal):
+    t = terminal("--continue")
+    assert t.wait() == 2
+    assert b"no conversation" in t.got
+
+
+def test_sigterm_while_a_reply_streams_keeps_what_came(terminal, tmp_path):
+    from qwen_chat_mlx.tui.conversations import Store
+
+    t = terminal("go", script={"load_s": 0.2, "speed": 1.0, "replies": [{"text": "alpha " + "word " * 3000}]})
+    t.until("alpha")
+    t.read(0.3)
+    t.kill(signal.SIGTERM)
+    assert t.wait() == 143
+    store = Store(tmp_path / "conversations")
+    turns = store.open(store.last()).turns
+    assert turns[1].text.startswith("alpha word")
+
+
+def test_an_error_of_the_app_itself_is_one_sentence_and_the_log_has_the_rest(terminal, tmp_path):
+    t = terminal(script={"load_s": 0.2, "crash": True})
+    assert t.wait() == 1
+    assert b"output.log" in t.got
+    assert b"Traceback" not in t.got
+    assert "made to fail" in (tmp_path / "output.log").read_text()

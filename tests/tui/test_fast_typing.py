@@ -1,0 +1,21 @@
+"""Keys that arrive in one read, as over a slow line or from a script, act in the order they were typed."""
+
+from textual import events
+
+from qwen_chat_mlx.engine.fake import FakeEngine, FakeScript
+from qwen_chat_mlx.tui.app import QwenChatApp
+
+
+async def test_enter_and_newline_come_after_what_was_typed_before_them():
+    app = QwenChatApp(lambda config, emit: FakeEngine(emit, FakeScript(load_s=0.0), manual=True))
+    async with app.run_test() as pilot:
+        await pilot.pause()
+        app.engine.advance(5)
+        app.on_wake()
+        await pilot.pause()
+        for key in ("a", "b", "ctrl+j", "c", "enter"):
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        for _ in range(5):
+            await pilot.pause()
+        assert [t.text for t in app.state.turns if t.role == "user"] == ["ab\nc"]
+        assert app.chat.composer.text == ""
