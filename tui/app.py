@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from textual import events
-from textual.app import App
+from textual.app import App, SuspendNotSupported
 from textual.message import Message
 from textual.timer import Timer
 
@@ -108,7 +108,7 @@ class QwenChatApp(App[int]):
 
     def on_mount(self) -> None:
         self.use_theme(self.ui.theme)
-        self.set_keymap(self.keys)
+        self.use_keys()
         for key, a, b in clashes(self.keys):
             if a in self.ui.keys or b in self.ui.keys:
                 self.say(f"[keys] {key} is given to both {a} and {b}; the first one has it.", "warning")
@@ -268,6 +268,13 @@ class QwenChatApp(App[int]):
         elif remember:
             self.remember(**{"ui.theme": palette.name})
 
+    def use_keys(self) -> None:
+        """Bind the keys in force; an action without keys gets one that no terminal sends."""
+        self.set_keymap({name: keys or f"unbound_{name}" for name, keys in self.keys.items()})
+
+    def handle_bindings_clash(self, clashed_bindings: set[Any], node: Any) -> None:
+        """Named once at the start, and not at every key press as Textual would."""
+
     def poll_config(self) -> None:
         """Take over a changed config file: theme and keys at once, the rest at the next start."""
         if self.live is None:
@@ -278,7 +285,7 @@ class QwenChatApp(App[int]):
                 self.use_theme(fresh.ui.theme)
             self.ui = replace(self.ui, keys=fresh.ui.keys)
             self.keys = keymap(fresh.ui.keys)
-            self.set_keymap(self.keys)
+            self.use_keys()
         if message:
             self.say(message, "warning")
 
@@ -314,8 +321,16 @@ class QwenChatApp(App[int]):
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """The terminal belongs to another program for a while."""
-        with self.suspend(), self._released():
-            yield
+        try:
+            handed_over = self.suspend()
+            handed_over.__enter__()
+        except SuspendNotSupported:
+            raise OSError(0, "this terminal cannot be handed over") from None
+        try:
+            with self._released():
+                yield
+        finally:
+            handed_over.__exit__(None, None, None)
 
 
 def _belongs(event: Event, request_id: str) -> bool:
