@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -17,16 +18,15 @@ ROWS = 6
 
 
 @pytest.fixture(scope="module")
-def layers(request: pytest.FixtureRequest) -> dict[str, Any]:
+def layers(tiny: Any) -> Iterator[dict[str, Any]]:
     """One layer of every kind, from a real checkpoint: their `mix` feeds the cache as the model does."""
     from qwen_chat_mlx.engine.config import EngineConfig
     from qwen_chat_mlx.engine.session import Session
 
-    tiny = request.getfixturevalue("tiny")
     session = Session.open(EngineConfig(model=str(tiny.path), memory_limit="4 GiB", mtp="off"))
-    request.addfinalizer(session.close)
     first, with_table, _, sparse = session.model.layers
-    return {"delta": first, "delta and table": with_table, "sparse": sparse}
+    yield {"delta": first, "delta and table": with_table, "sparse": sparse}
+    session.close()
 
 
 class Feeder:
