@@ -109,15 +109,20 @@ class Rounds:
 
     def _plain(self, token: int, sampler: Sampler) -> Step:
         """One token without drafts; its wide hidden is kept for drafting later."""
+        step, seconds, misses = self._undrafted(token, sampler)
+        self.control.note_plain(seconds, misses)
+        return step
+
+    def _undrafted(self, token: int, sampler: Sampler) -> tuple[Step, float, int]:
+        """(step, seconds, experts read) of a plain step."""
         start, misses = time.perf_counter(), self._trunk.misses
         with self._timeline.meter.phase("plain"):
             logits = self._timeline.step(token)
             self.drafter.shrink()
-        sampled = self._sample(logits, sampler)
-        self.control.note_plain(time.perf_counter() - start, self._trunk.misses - misses)
+        step = Step((self._sample(logits, sampler),))
         s = self._stats
         self._stats = replace(s, plain_steps=s.plain_steps + 1, depth_counts=_plus(s.depth_counts, 0))
-        return Step((sampled,))
+        return step, time.perf_counter() - start, self._trunk.misses - misses
 
     def _round(
         self, anchor: int, depth: int, sampler: Sampler, stops: Collection[int]
@@ -126,19 +131,26 @@ class Rounds:
         line, meter = self._timeline, self._timeline.meter
         begin = time.perf_counter()
         misses = self._draft.misses, self._trunk.misses
-        with self._all_or_nothing():
-            with meter.phase("draft"):
-                drafts = self._drafts(anchor, depth, sampler)
-            checked = time.perf_counter()
-            with meter.phase("verify"):
-                for cache in line.caches:
-                    cache.open_span()
-                ids = [anchor, *(d.token for d in drafts)]
-                wide, logits = verify(
-                    line.forward, line.model, line.caches, line.tokens[-16:], ids, strict=self._strict
-                )
-                verdict = accept(sampler, logits, drafts, line.position + 1, rejection=self._rejection)
-        done = time.perf_counter()
+        with self._all_or_nothing(), meter.phase("draft"):
+            made = self._drafts(anchor, depth, sampler)
+        drafted_s = time.perf_counter() - begin
+        confidences = tuple(d.confidence for d in made)
+        drafts = made[: self.control.worth_checking(confidences)]
+        if not drafts:
+            self.drafter.end_round()
+            step, seconds, trunk = self._undrafted(anchor, sampler)
+            read = self._draft.misses - misses[0]
+            self.control.note_round(RoundOutcome(0, 0, 1, confidences, drafted_s, seconds, 0.0, read, trunk))
+            yield step
+            return step, 1
+        checking = time.perf_counter()
+        with self._all_or_nothing(), meter.phase("verify"):
+            for cache in line.caches:
+                cache.open_span()
+            ids = [anchor, *(d.token for d in drafts)]
+            wide, logits = verify(line.forward, line.model, line.caches, line.tokens[-16:], ids, strict=self._strict)
+            verdict = accept(sampler, logits, drafts, line.position + 1, rejection=self._rejection)
+        verify_s = time.perf_counter() - checking
         misses = self._draft.misses - misses[0], self._trunk.misses - misses[1]
         tokens = [*ids[1 : 1 + verdict.accepted], verdict.token]
         stop = next((i for i, t in enumerate(tokens) if t in stops), None)
@@ -155,8 +167,7 @@ class Rounds:
             self._count(step, kept)
             self.control.note_round(
                 RoundOutcome(
-                    step.drafted, step.accepted, kept, tuple(d.confidence for d in drafts), checked - begin,
-                    done - checked, rewind_s, *misses,
+                    step.drafted, step.accepted, kept, confidences, drafted_s, verify_s, rewind_s, *misses
                 )
             )  # fmt: skip
         return step, kept
