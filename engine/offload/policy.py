@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
 
+from .decay import DecayPolicy
+from .ranks import LayerRanks
+
 __all__ = ["POLICIES", "Claim", "Lookup", "Policy", "SlotTable", "make_policy"]
+
+PROMPT_ROWS = 8
+"""Rows of one forward that are more than a round of drafts can hold."""
 
 Key = int
 """layer * experts + expert."""
@@ -55,8 +62,8 @@ class Policy(Protocol):
         """Up to `count` residents that are not blocked, the first to leave first. Changes nothing."""
         ...
 
-    def worth(self, key: Key) -> float:
-        """How much a key, resident or not, deserves a slot when a prompt's experts are handed over; higher is more."""
+    def worth(self, layer: int) -> np.ndarray:
+        """How much each expert of a layer, resident or not, deserves a slot when a prompt's experts are handed over."""
         ...
 
 
@@ -89,10 +96,11 @@ class SlotTable:
         """(layer, expert, slot) of everything resident, by slot."""
         return sorted(((*divmod(k, self.experts), s) for k, s in self._slot_of.items()), key=lambda r: r[2])
 
-    def lookup(self, layer: int, experts: Sequence[int]) -> Lookup:
+    def lookup(self, layer: int, experts: Sequence[int], rows: np.ndarray | None = None) -> Lookup:
         """Record one forward's distinct experts of a layer in the policy and say which are resident.
 
-        Call it once a forward and layer, before any `claim` for it.
+        Call it once a forward and layer, before any `claim` for it. `rows` int [T, top_k] are the routes that `experts`
+        is the union of; from PROMPT_ROWS rows on the policy learns from them, as a wide union says little.
         """
         base = layer * self.experts
         hits: list[tuple[int, int]] = []
@@ -103,7 +111,10 @@ class SlotTable:
                 misses.append(e)
             else:
                 hits.append((e, slot))
-        self.policy.record(layer, experts)
+        if rows is not None and len(rows) >= PROMPT_ROWS:
+            self.policy.prime(layer, rows)
+        else:
+            self.policy.record(layer, experts)
         return Lookup(hits, misses)
 
     def free_slots(self, layer: int, protected: Collection[int] = ()) -> int:
@@ -204,15 +215,16 @@ class SlotTable:
         Hottest first, at most `most`; the caller fills the slots at once (their bytes are in the layer buffer).
         """
         base = layer * self.experts
-        worth = {e: self.policy.worth(base + e) for e in range(self.experts) if base + e not in self._slot_of}
-        wanted = sorted((e for e in worth if worth[e] > 0), key=lambda e: (-worth[e], e))[: most or None]
-        if most == 0:
-            return []
+        worth = self.policy.worth(layer)
+        wanted = [
+            e for e in np.argsort(-worth, kind="stable").tolist() if worth[e] > 0 and base + e not in self._slot_of
+        ]
+        del wanted[self.experts if most is None else most :]
         room = len(self._free)
         take, rivals = wanted[:room], wanted[room:]
-        own = self._blocked(layer, ())
-        for e, victim in zip(rivals, self.policy.victims(len(rivals), own)):
-            if worth[e] <= self.policy.worth(victim):
+        for e, victim in zip(rivals, self.policy.victims(len(rivals), set(self._pins))):
+            layer_of, expert = divmod(victim, self.experts)
+            if worth[e] <= self.policy.worth(layer_of)[expert]:
                 break
             take.append(e)
         return self.claim_all(layer, take)
@@ -230,14 +242,14 @@ class LruPolicy:
     def __init__(self, layers: int, experts: int) -> None:
         self._experts = experts
         self._order: OrderedDict[Key, None] = OrderedDict()
-        self._last = np.zeros(layers * experts)
+        self._last = np.zeros((layers, experts))
         self._clock = 0
 
     def record(self, layer: int, experts: Sequence[int]) -> None:
         base = layer * self._experts
         self._clock += 1
+        self._last[layer, list(experts)] = self._clock
         for e in experts:
-            self._last[base + e] = self._clock
             if base + e in self._order:
                 self._order.move_to_end(base + e)
 
@@ -245,9 +257,9 @@ class LruPolicy:
         base = layer * self._experts
         for row in rows.tolist():
             self._clock += 1
-            self._last[[base + e for e in row]] = self._clock
-        mine = [k for k in self._order if base <= k < base + self._experts]
-        for key in sorted(mine, key=self._last.__getitem__):
+            self._last[layer, row] = self._clock
+        mine = [k for k in self._order if base <= k < base + self._experts and self._last.flat[k]]
+        for key in sorted(mine, key=self._last.flat.__getitem__):
             self._order.move_to_end(key)
 
     def added(self, key: Key) -> None:
@@ -257,70 +269,49 @@ class LruPolicy:
         del self._order[key]
 
     def victims(self, count: int, blocked: Collection[Key]) -> list[Key]:
-        found: list[Key] = []
-        for key in self._order:
-            if len(found) == count:
-                break
-            if key not in blocked:
-                found.append(key)
-        return found
+        return list(islice((key for key in self._order if key not in blocked), count))
 
-    def worth(self, key: Key) -> float:
-        return float(self._last[key])
+    def worth(self, layer: int) -> np.ndarray:
+        return self._last[layer]
 
 
-class DecayPolicy:
-    """Decayed frequency a layer, weighed by how soon the layer's turn comes: low worth and a long way to go leaves first."""
+class LfuPolicy:
+    """Who was asked for least often leaves first; all counts are halved every `HALVE_AFTER` turns of the layers."""
 
-    def __init__(self, layers: int, experts: int, gamma: float = 0.97) -> None:
-        self._layers, self._experts, self._gamma = layers, experts, gamma
-        self._score = np.zeros((layers, experts))
-        self._resident = np.full((layers, experts), np.inf)
-        self._turn = np.ones(layers)
+    HALVE_AFTER = 64
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self._layers = layers
+        self._ranks = LayerRanks(layers, experts)
+        self.added, self.removed = self._ranks.added, self._ranks.removed
+        self._counts = np.zeros((layers, experts))
+        self._turns = np.zeros(layers, int)
+        self._level = np.zeros(layers)
 
     def record(self, layer: int, experts: Sequence[int]) -> None:
-        self._score[layer] *= self._gamma
-        self._score[layer, list(experts)] += 1.0
-        self._turn = ((np.arange(self._layers) - layer - 1) % self._layers + 1) / self._layers
+        self._count(layer, list(experts))
         self._refresh(layer)
 
     def prime(self, layer: int, rows: np.ndarray) -> None:
-        age = np.arange(len(rows) - 1, -1, -1)
-        weights = np.repeat(self._gamma**age, rows.shape[1])
-        fresh = np.bincount(rows.reshape(-1), weights, self._experts)
-        self._score[layer] = self._score[layer] * self._gamma ** len(rows) + fresh
-        self._turn = np.ones(self._layers)
+        for row in rows.tolist():
+            self._count(layer, row)
         self._refresh(layer)
 
+    def _count(self, layer: int, experts: list[int]) -> None:
+        self._counts[layer, experts] += 1
+        self._turns[layer] += 1
+        if self._turns[layer] % self.HALVE_AFTER == 0:
+            self._counts[layer] /= 2
+
     def _refresh(self, layer: int) -> None:
-        here = np.isfinite(self._resident[layer])
-        self._resident[layer][here] = self._score[layer][here]
-
-    def added(self, key: Key) -> None:
-        self._resident.flat[key] = self._score.flat[key]
-
-    def removed(self, key: Key) -> None:
-        self._resident.flat[key] = np.inf
+        self._ranks.value[layer] = -self._counts[layer]
+        self._ranks.changed(layer)
 
     def victims(self, count: int, blocked: Collection[Key]) -> list[Key]:
-        rank = (self._resident / self._turn[:, None]).reshape(-1)
-        rank[list(blocked)] = np.inf
-        count = min(count, int(np.isfinite(rank).sum()))
-        return np.argsort(rank, kind="stable")[:count].tolist()
+        return self._ranks.victims(count, blocked, self._level)
 
-    def worth(self, key: Key) -> float:
-        return float(self._score.flat[key])
-
-
-class LfuPolicy(DecayPolicy):
-    """How often an expert was asked for, halved every `age` recorded forwards; ties leave by number."""
-
-    def __init__(self, layers: int, experts: int, half_life: int = 256) -> None:
-        super().__init__(layers, experts, 0.5 ** (1 / half_life))
-
-    def record(self, layer: int, experts: Sequence[int]) -> None:
-        super().record(layer, experts)
-        self._turn = np.ones(self._layers)
+    def worth(self, layer: int) -> np.ndarray:
+        return self._counts[layer]
 
 
 POLICIES = {"decay": DecayPolicy, "lru": LruPolicy, "lfu": LfuPolicy}

@@ -1,0 +1,110 @@
+"""The default policy: how long until each expert is asked for again, estimated from fading memories of its layer.
+
+Every expert has a few memories that fade at different speeds. The chance that its layer's next turn asks for it is a
+weighted sum of them, and the weights are learned while the model runs: nothing here is tuned to a model or a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from .ranks import LayerRanks
+
+__all__ = ["DecayPolicy"]
+
+KEEP = (0.5, 0.8, 0.95, 0.99)
+"""What each memory keeps from one turn to the next: from the last few tokens to the last few hundred."""
+PRIOR_TURNS = 200
+"""The weights start out equal and are believed as much as this many turns would be."""
+FORGET = 0.999
+"""What the learned weights' evidence keeps from one token to the next."""
+STUDIED_ROWS = 256
+"""Prompt rows at the end that are gone through one by one; earlier ones only leave their trace in the memories."""
+LEAST_CHANCE = 1e-6
+
+
+class DecayPolicy:
+    """Who is expected to be asked for last leaves first: turns until the layer comes round plus 1 / chance."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self._layers = layers
+        self._ranks = LayerRanks(layers, experts)
+        self.added, self.removed = self._ranks.added, self._ranks.removed
+        self._keep = np.array(KEEP, np.float32)[:, None]
+        # Row i of a layer is memory i of every expert, scaled to be a chance; the last row is constant.
+        self._memory = np.zeros((layers, len(KEEP) + 1, experts), np.float32)
+        self._memory[:, -1] = 1.0
+        self._weights = np.r_[np.full(len(KEEP), 1 / len(KEEP)), 0.0].astype(np.float32)
+        self._squares: np.ndarray | None = None
+        self._products = np.zeros(len(KEEP) + 1)
+        self._turns = 0
+        self._chance = np.zeros((layers, experts), np.float32)
+        distance = (np.arange(layers)[None] - np.arange(layers)[:, None] - 1) % layers + 1
+        self._distances = distance / layers
+        self._offset = np.zeros(layers)
+
+    def record(self, layer: int, experts: Sequence[int]) -> None:
+        self._study(layer, list(experts))
+        self._turns += 1
+        if self._turns % self._layers == 0:
+            self._learn()
+        self._judge(layer)
+        self._offset = self._distances[layer]
+
+    def prime(self, layer: int, rows: np.ndarray) -> None:
+        early, late = rows[: max(0, len(rows) - STUDIED_ROWS)], rows[-STUDIED_ROWS:]
+        if len(early):
+            self._pass_over(layer, early)
+        for row in late.tolist():
+            self._study(layer, row)
+        if len(late):
+            self._learn()
+        self._judge(layer)
+        # All layers are equally far from a decode that has not begun.
+        self._offset = np.zeros(self._layers)
+
+    def victims(self, count: int, blocked: Collection[int]) -> list[int]:
+        return self._ranks.victims(count, blocked, self._offset)
+
+    def worth(self, layer: int) -> np.ndarray:
+        return self._chance[layer]
+
+    def _study(self, layer: int, experts: list[int]) -> None:
+        """Compare what the memories said with what was asked for, then remember it."""
+        memory = self._memory[layer]
+        if self._squares is None:
+            self._start(len(experts))
+        self._squares += memory @ memory.T
+        self._products += memory[:, experts].sum(axis=1)
+        memory[:-1] *= self._keep
+        memory[:-1, experts] += 1 - self._keep
+
+    def _pass_over(self, layer: int, rows: np.ndarray) -> None:
+        """What `_study` of each row would leave in the memories, in one go and without learning."""
+        age = np.arange(len(rows) - 1, -1, -1)
+        for i, keep in enumerate(KEEP):
+            weights = np.repeat((1 - keep) * keep**age, rows.shape[1])
+            trace = np.bincount(rows.reshape(-1), weights, self._memory.shape[2])
+            self._memory[layer, i] = self._memory[layer, i] * keep ** len(rows) + trace
+
+    def _start(self, asked: int) -> None:
+        """Least squares that begin at equal weights and a tenth of the mean chance, as sure as PRIOR_TURNS turns."""
+        mean = max(asked, 1) / self._memory.shape[2]
+        prior = np.r_[np.full(len(KEEP), 0.9 / len(KEEP)), 0.1 * mean]
+        sure = PRIOR_TURNS * np.r_[np.full(len(KEEP), max(asked, 1) * mean), max(asked, 1)]
+        self._squares = np.diag(sure)
+        self._products = sure * prior
+
+    def _learn(self) -> None:
+        if self._squares is not None:
+            self._weights = np.linalg.solve(self._squares, self._products).astype(np.float32)
+            self._squares *= FORGET
+            self._products *= FORGET
+
+    def _judge(self, layer: int) -> None:
+        chance = np.maximum(self._weights @ self._memory[layer], LEAST_CHANCE)
+        self._chance[layer] = chance
+        self._ranks.value[layer] = 1 / chance
+        self._ranks.changed(layer)
