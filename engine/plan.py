@@ -176,7 +176,7 @@ def _draft_slots(config: EngineConfig, needs: Needs, left: int) -> int:
         raise MemoryPlanError(
             f"offload.draft_expert_cache = {config.draft_expert_cache!r} holds {slots} experts; a token needs "
             f"{pool.top_k} of {size_text(pool.slot_bytes)}.",
-            f'Give it at least {size_text(pool.top_k * pool.slot_bytes)}, or set mtp.mode to "off".',
+            f"Give it at least {size_text(pool.top_k * pool.slot_bytes)}.",
         )
     return slots
 

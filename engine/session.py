@@ -106,10 +106,11 @@ class Session:
         `boundaries` are prefix lengths at which later prompts may part from this one. Raises RequestError for ids that
         the model does not have, ContextFullError when they do not fit; then the timeline is as before.
         """
-        self._check_ids(ids)
+        ids = self._checked(ids)
         reused = self.sync(ids)
-        new = list(ids[reused:])
-        cuts = [b - reused for b in boundaries]
+        new = ids[reused:]
+        # As many states as will be kept: in a layer-major pass each one asked for is held until the pass ends.
+        cuts = [b - reused for b in boundaries if reused < b < len(ids)][1 - self.loaded.survey.plan.marks :]
         with self.meter.phase("prefill"), self._all_or_nothing():
             last = run_prompt(
                 self.forward, self.caches, self.tokens, new, self._order, cuts=cuts,
@@ -121,8 +122,9 @@ class Session:
                 assert self._rounds is not None
                 self._rounds.drafter.fill(ids, lambda done, _: progress(len(new), "draft cache"))
             logits = self.model.head(last)[0]
+            last = mx.contiguous(last)
             with self.meter.wait("output_sync"):
-                mx.eval(logits)
+                mx.eval(logits, last)
             self._wide = last
             self.tokens.extend(new)
         self.mark()
@@ -190,7 +192,11 @@ class Session:
 
     def _mark(self, position: int, states: list[Any], wide: mx.array | None) -> Mark:
         n_bytes = sum(c.saved_nbytes() for c in self.caches) + (0 if wide is None else wide.nbytes)
-        return Mark(position, states, None if wide is None else mx.contiguous(wide), n_bytes if position else 0)
+        if wide is not None:
+            # Left lazy, or as a slice, the row would keep its whole chunk alive.
+            wide = mx.contiguous(wide)
+            mx.eval(wide)
+        return Mark(position, states, wide, n_bytes if position else 0)
 
     def _add_mark(self, mark: Mark) -> None:
         """Keep a mark within the plan's number; the start stays, and of the others the oldest go first."""
@@ -217,7 +223,9 @@ class Session:
             del self.tokens[length:]
             raise
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        """The ids as Python integers. Raises RequestError or ContextFullError."""
+        ids = [int(i) for i in ids]
         if not ids:
             raise RequestError("The prompt is empty.", "Write something.")
         vocab = self.loaded.survey.shape.vocab
@@ -229,6 +237,7 @@ class Session:
                 f"The conversation has {len(ids):,} tokens; the context holds {self.context:,}.",
                 "Start a new chat, shorten the conversation, or raise model.context.",
             )
+        return ids
 
     def steps(
         self, logits: mx.array, sampler: Sampler, max_tokens: int, stops: Collection[int]
@@ -253,11 +262,11 @@ class Session:
 
     def score(self, ids: Sequence[int]) -> np.ndarray:
         """Logits float32 [T, V] of every position, one prompt pass from an empty state; the timeline is left alone."""
-        self._check_ids(ids)
+        ids = self._checked(ids)
         rows: list[np.ndarray] = []
         caches = [layer.new_cache() for layer in self.model.layers]
         run_prompt(
-            self.forward, caches, [], list(ids), self._order,
+            self.forward, caches, [], ids, self._order,
             on_rows=lambda _, wide: rows.append(np.array(self.model.head(wide))),
         )  # fmt: skip
         return np.concatenate(rows)
@@ -267,26 +276,26 @@ class Session:
 
         Raises UnavailableError without a draft layer.
         """
-        self._check_ids(ids)
+        ids = self._checked(ids)
         if self._rounds is None or self.model.draft is None:
             raise UnavailableError("This model has no MTP layer.", "Choose a release that brings its mtp.* tensors.")
         head = self.model.draft.head
         wide: list[mx.array] = []
         rows: list[np.ndarray] = [np.empty((0, self.loaded.survey.shape.vocab), np.float32)]
         caches = [layer.new_cache() for layer in self.model.layers]
-        run_prompt(self.forward, caches, [], list(ids), self._order, on_rows=lambda _, w: wide.append(w))
+        run_prompt(self.forward, caches, [], ids, self._order, on_rows=lambda _, w: wide.append(w))
         drafter = self._rounds.drafter.fresh()
-        drafter.score(mx.concatenate(wide)[:-1], list(ids[1:]), lambda x, _: rows.append(np.array(head(x))))
+        drafter.score(mx.concatenate(wide)[:-1], ids[1:], lambda x, _: rows.append(np.array(head(x))))
         return np.concatenate(rows)
 
     def routes(self, ids: Sequence[int]) -> np.ndarray:
         """Routed experts int32 [layers, T, top_k] of every position, sorted; from an empty state."""
-        self._check_ids(ids)
+        ids = self._checked(ids)
         seen: list[list[np.ndarray]] = [[] for _ in self.model.layers]
         before, self.forward.on_routes = self.forward.on_routes, lambda layer, parts: seen[layer].extend(parts)
         try:
             caches = [layer.new_cache() for layer in self.model.layers]
-            run_prompt(self.forward, caches, [], list(ids), self._order)
+            run_prompt(self.forward, caches, [], ids, self._order)
         finally:
             self.forward.on_routes = before
         return np.stack([np.sort(np.concatenate(parts), axis=-1) for parts in seen]).astype(np.int32)
@@ -295,6 +304,7 @@ class Session:
         self, ids: Sequence[int], max_tokens: int = 256, sampling: Sampling | None = None, ignore_eos: bool = False
     ) -> Iterator[Step]:
         """Continue `ids`; yields steps until a stop id (unless ignored), `max_tokens`, or the end of the context."""
+        ids = self._checked(ids)
         sampler = Sampler(sampling or Sampling(temperature=0.0), self.loaded.survey.shape.vocab, ids)
         logits, _ = self.prompt(ids)
         stops = () if ignore_eos else self.stop_ids

@@ -156,9 +156,8 @@ class ExpertStore:
         tickets: list[Ticket] = []
         done = 0
         try:
-            tickets = [
-                self._reader.submit(self.layout.ranges(layer, c.expert), self._pool.memory(c.slot)) for c in claims
-            ]
+            for c in claims:
+                tickets.append(self._reader.submit(self.layout.ranges(layer, c.expert), self._pool.memory(c.slot)))
             made = [piece for e, slot in resident for piece in self._compute(layer, e, slot, places)]
             if tickets and made:
                 mx.async_eval(made)
