@@ -56,7 +56,7 @@ def plain_steps(
         with session.meter.phase("plain"):
             picked = sampler.pick(sampler.filter(logits), session.position)
             with session.meter.wait("output_sync"):
-                token = sampler.commit(int(picked.item()))
+                token = sampler.commit(int(picked))
         made += 1
         yield Step((token,))
         if token in stops or session.room <= 0:

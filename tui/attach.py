@@ -14,7 +14,15 @@ __all__ = ["Attachment", "attachments", "expand", "rough_tokens", "suggest"]
 
 MOST_BYTES = 1 << 20
 _TOKEN = re.compile(r"(?<!\S)@(\"[^\"\n]+\"|\S+)")
-_LANGUAGES = {"py": "python", "rs": "rust", "js": "javascript", "ts": "typescript", "sh": "bash", "md": "markdown", "yml": "yaml"}
+_LANGUAGES = {
+    "py": "python",
+    "rs": "rust",
+    "js": "javascript",
+    "ts": "typescript",
+    "sh": "bash",
+    "md": "markdown",
+    "yml": "yaml",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,9 @@ def attachments(text: str) -> list[Attachment]:
         try:
             if path.is_file():
                 n = path.stat().st_size
-                problem = "" if n <= MOST_BYTES else f"{one_line(name, 80)} has {size(n)}; {size(MOST_BYTES)} is the most."
+                problem = (
+                    "" if n <= MOST_BYTES else f"{one_line(name, 80)} has {size(n)}; {size(MOST_BYTES)} is the most."
+                )
                 found.append(Attachment(m[0], path, n, problem))
             elif path.is_dir():
                 found.append(Attachment(m[0], path, 0, f"{one_line(name, 80)} is a folder; name a file in it."))
@@ -65,7 +75,9 @@ def expand(text: str) -> tuple[str, str]:
             return text, f"{one_line(a.path, 80)} is not a text file in UTF-8."
         ticks = "`" * max(3, 1 + max((len(m) for m in re.findall(r"`{3,}", body)), default=2))
         ext = a.path.suffix.lstrip(".").lower()
-        parts.append(f"\n\n{one_line(a.path, 300)}:\n{ticks}{_LANGUAGES.get(ext, ext)}\n{clean(body).rstrip()}\n{ticks}")
+        parts.append(
+            f"\n\n{one_line(a.path, 300)}:\n{ticks}{_LANGUAGES.get(ext, ext)}\n{clean(body).rstrip()}\n{ticks}"
+        )
     return "".join(parts), ""
 
 
@@ -80,7 +92,9 @@ def suggest(word: str, most: int = 50) -> list[str]:
             for e in entries:
                 hidden = e.name.startswith(".") and not start.startswith(".")
                 if not hidden and e.name.lower().startswith(start.lower()) and e.name == one_line(e.name, 255):
-                    found.append((f"{folder}/" if folder or typed.startswith("/") else "") + e.name + ("/" if e.is_dir() else ""))
+                    found.append(
+                        (f"{folder}/" if folder or typed.startswith("/") else "") + e.name + ("/" if e.is_dir() else "")
+                    )
     except (OSError, ValueError):
         return []
     names = sorted(found, key=lambda n: (n.endswith("/"), n.lower()))[:most]

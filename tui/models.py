@@ -32,7 +32,9 @@ class FoundModel:
     origin: str = ""
 
 
-def find_models(configured: str, recent: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[FoundModel]:
+def find_models(
+    configured: str, recent: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> list[FoundModel]:
     """The models to choose from, the configured one first, the built-in one last; each once."""
     environ = os.environ if environ is None else environ
     found: dict[str, FoundModel] = {}

@@ -243,7 +243,7 @@ class Drafter:
         picked = sampler.pick(weights, position)
         sure = mx.exp(logits[mx.maximum(picked, 0)] - mx.logsumexp(logits))
         mx.eval(picked, sure)
-        return Draft(sampler.checked(int(picked.item())), float(sure.item()), weights)
+        return Draft(sampler.checked(int(picked)), float(sure), weights)
 
     def end_round(self) -> None:
         """Forget the self-fed pairs; the anchor's pair stays, it is a true one, and with it no kept row is needed."""

@@ -105,7 +105,7 @@ class Rounds:
         with meter.phase("plain"):
             picked = sampler.pick(sampler.filter(logits), self._timeline.position)
             with meter.wait("output_sync"):
-                return sampler.commit(int(picked.item()))
+                return sampler.commit(int(picked))
 
     def _plain(self, token: int, sampler: Sampler) -> Step:
         """One token without drafts; its wide hidden is kept for drafting later."""
