@@ -1,18 +1,17 @@
 """Open the full-screen chat; a prompt given here is sent at once.
 
-With --plain it is a conversation line by line, for screen readers and terminals that cannot draw.
+With --plain it is a conversation line by line, for screen readers and terminals that cannot draw. Importing this imports next
+to nothing, because the parent process does little more.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
-from ._flags import add_model_flags, add_reply_flags, load_settings
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
 
     from ...engine import Emit, Engine, EngineConfig
@@ -22,6 +21,8 @@ PLAIN_WORDS = ("--plain", "--help", "-h")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from ._flags import add_model_flags, add_reply_flags
+
     parser.add_argument("prompt", nargs="*", help="sent as soon as the model is loaded")
     parser.add_argument(
         "--plain", action="store_true", help="line by line, without a full screen and without escape codes"
@@ -65,6 +66,7 @@ def _refuse(message: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..terminal.supervisor import parent_pipe
+    from ._flags import load_settings
 
     pipe = parent_pipe()
     loaded = load_settings(args)
@@ -103,6 +105,7 @@ def _full_screen(args: argparse.Namespace, loaded: Loaded) -> int:
     from ..terminal.guard import OutputGuard
     from ..terminal.signals import end_on_signals
     from . import say
+    from ._flags import load_settings
 
     def open_engine(config: EngineConfig, emit: Emit) -> Engine:
         from ... import engine

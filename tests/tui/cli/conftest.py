@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -62,7 +63,8 @@ class Terminal:
 
     def children(self):
         """Process ids of the command's children."""
-        return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        done = subprocess.run(["pgrep", "-P", str(self.pid)], capture_output=True, text=True, check=False)
+        return [int(p) for p in done.stdout.split()]
 
     def modes(self):
         """Line settings of the terminal now."""
@@ -83,7 +85,7 @@ class Terminal:
 
     def close(self):
         if self.pid:
-            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            with contextlib.suppress(ProcessLookupError):
                 for child in self.children():
                     os.kill(child, signal.SIGKILL)
             os.kill(self.pid, signal.SIGKILL)
