@@ -22,6 +22,8 @@ FORGET = 0.999
 """What the learned weights' evidence keeps from one token to the next."""
 STUDIED_ROWS = 256
 """Prompt rows at the end that are gone through one by one; earlier ones only leave their trace in the memories."""
+STUDIED_TURNS, THEN_ONE_IN = 4096, 7
+"""So many turns are learned from one and all, after them one in seven: the weights move slowly by then."""
 LEAST_CHANCE = 1e-6
 
 
@@ -32,22 +34,23 @@ class DecayPolicy:
         self._layers = layers
         self._ranks = LayerRanks(layers, experts)
         self.added, self.removed = self._ranks.added, self._ranks.removed
-        self._keep = np.array(KEEP, np.float32)[:, None]
-        # Row i of a layer is memory i of every expert, scaled to be a chance; the last row is constant.
-        self._memory = np.zeros((layers, len(KEEP) + 1, experts), np.float32)
-        self._memory[:, -1] = 1.0
+        # Column i of a layer is memory i of every expert, scaled to be a chance; the last column is 1.
+        self._memory = np.zeros((layers, experts, len(KEEP) + 1), np.float32)
+        self._memory[:, :, -1] = 1.0
+        self._keep = np.array([*KEEP, 1.0], np.float32)
+        self._mark = 1 - self._keep
         self._weights = np.r_[np.full(len(KEEP), 1 / len(KEEP)), 0.0].astype(np.float32)
         self._squares: np.ndarray | None = None
         self._products = np.zeros(len(KEEP) + 1)
         self._turns = 0
-        self._chance = np.zeros((layers, experts), np.float32)
         distance = (np.arange(layers)[None] - np.arange(layers)[:, None] - 1) % layers + 1
         self._distances = distance / layers
         self._offset = np.zeros(layers)
 
     def record(self, layer: int, experts: Sequence[int]) -> None:
-        self._study(layer, list(experts))
         self._turns += 1
+        learns = self._turns <= STUDIED_TURNS or self._turns % THEN_ONE_IN == 0
+        self._remember(layer, np.array(experts, np.intp), learns)
         if self._turns % self._layers == 0:
             self._learn()
         self._judge(layer)
@@ -57,8 +60,8 @@ class DecayPolicy:
         early, late = rows[: max(0, len(rows) - STUDIED_ROWS)], rows[-STUDIED_ROWS:]
         if len(early):
             self._pass_over(layer, early)
-        for row in late.tolist():
-            self._study(layer, row)
+        for row in late:
+            self._remember(layer, row, True)
         if len(late):
             self._learn()
         self._judge(layer)
@@ -69,29 +72,31 @@ class DecayPolicy:
         return self._ranks.victims(count, blocked, self._offset)
 
     def worth(self, layer: int) -> np.ndarray:
-        return self._chance[layer]
+        return 1 / self._ranks.value[layer]
 
-    def _study(self, layer: int, experts: list[int]) -> None:
-        """Compare what the memories said with what was asked for, then remember it."""
+    def _remember(self, layer: int, experts: np.ndarray, learns: bool) -> None:
+        """Take in what was asked for, after comparing it with what the memories said where `learns`."""
         memory = self._memory[layer]
+        asked = memory[experts]
         if self._squares is None:
             self._start(len(experts))
-        self._squares += memory @ memory.T
-        self._products += memory[:, experts].sum(axis=1)
-        memory[:-1] *= self._keep
-        memory[:-1, experts] += 1 - self._keep
+        if learns:
+            self._squares += memory.T @ memory
+            self._products += asked.sum(axis=0)
+        memory *= self._keep
+        memory[experts] = asked * self._keep + self._mark
 
     def _pass_over(self, layer: int, rows: np.ndarray) -> None:
-        """What `_study` of each row would leave in the memories, in one go and without learning."""
+        """What `_remember` of each row would leave in the memories, in one go and without learning."""
         age = np.arange(len(rows) - 1, -1, -1)
         for i, keep in enumerate(KEEP):
             weights = np.repeat((1 - keep) * keep**age, rows.shape[1])
-            trace = np.bincount(rows.reshape(-1), weights, self._memory.shape[2])
-            self._memory[layer, i] = self._memory[layer, i] * keep ** len(rows) + trace
+            trace = np.bincount(rows.reshape(-1), weights, self._memory.shape[1])
+            self._memory[layer, :, i] = self._memory[layer, :, i] * keep ** len(rows) + trace
 
     def _start(self, asked: int) -> None:
         """Least squares that begin at equal weights and a tenth of the mean chance, as sure as PRIOR_TURNS turns."""
-        mean = max(asked, 1) / self._memory.shape[2]
+        mean = max(asked, 1) / self._memory.shape[1]
         prior = np.r_[np.full(len(KEEP), 0.9 / len(KEEP)), 0.1 * mean]
         sure = PRIOR_TURNS * np.r_[np.full(len(KEEP), max(asked, 1) * mean), max(asked, 1)]
         self._squares = np.diag(sure)
@@ -104,7 +109,5 @@ class DecayPolicy:
             self._products *= FORGET
 
     def _judge(self, layer: int) -> None:
-        chance = np.maximum(self._weights @ self._memory[layer], LEAST_CHANCE)
-        self._chance[layer] = chance
-        self._ranks.value[layer] = 1 / chance
-        self._ranks.changed(layer)
+        chance = self._memory[layer] @ self._weights
+        self._ranks.put(layer, 1 / np.maximum(chance, LEAST_CHANCE))

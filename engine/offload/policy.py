@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,16 +25,14 @@ Key = int
 """layer * experts + expert."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(NamedTuple):
     """What one forward of a layer finds: `hits` as (expert, slot), `misses` as experts, both in the order asked."""
 
     hits: list[tuple[int, int]]
     misses: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A slot given to `expert`; `evicted` is the (layer, expert) whose bytes were in it, None if it was empty."""
 
     expert: int
@@ -304,8 +301,7 @@ class LfuPolicy:
             self._counts[layer] /= 2
 
     def _refresh(self, layer: int) -> None:
-        self._ranks.value[layer] = -self._counts[layer]
-        self._ranks.changed(layer)
+        self._ranks.put(layer, -self._counts[layer])
 
     def victims(self, count: int, blocked: Collection[Key]) -> list[Key]:
         return self._ranks.victims(count, blocked, self._level)

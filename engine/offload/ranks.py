@@ -1,7 +1,6 @@
-"""The residents of every layer in the order in which they would leave, kept cheap where one layer changes at a time.
+"""Who leaves first among the residents of all layers, kept cheap where the values of one layer at a time change.
 
-Between two turns of a layer the order of its experts stands still, so only the first of each layer have to be compared.
-Knows values, not where they come from.
+Between two turns of a layer its values stand still, so only the first of each layer have to be compared.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ import numpy as np
 
 __all__ = ["LayerRanks"]
 
+_NEVER = -np.inf
+
 
 class LayerRanks:
-    """Residents by a value a layer and expert (`value`, float64 [layers, experts]) and an offset a layer.
+    """Residents by a value a layer and expert and an offset a layer.
 
     The highest value + offset leaves first; of equal ones the lowest layer, then the lowest expert.
     """
@@ -22,62 +23,58 @@ class LayerRanks:
     def __init__(self, layers: int, experts: int) -> None:
         self._experts = experts
         self.value = np.zeros((layers, experts))
+        """float64 [layers, experts], all finite; written by `put` only."""
         self._resident = np.zeros((layers, experts), bool)
-        self._queue: list[list[int]] = [[] for _ in range(layers)]
-        self._first = [0] * layers
-        self._heads = np.full(layers, -np.inf)
-        self._stale: set[int] = set()
+        # The values of residents, and of each layer the highest with its first place.
+        self._leaving = np.full((layers, experts), _NEVER)
+        self._heads = np.full(layers, _NEVER)
+        self._at = [0] * layers
 
-    def changed(self, layer: int) -> None:
-        """The values of a layer are new."""
-        self._stale.add(layer)
+    def put(self, layer: int, values: np.ndarray) -> None:
+        """New values of a layer, [experts]."""
+        self.value[layer] = values
+        np.copyto(self._leaving[layer], values, where=self._resident[layer])
+        self._find_head(layer)
 
     def added(self, key: int) -> None:
         layer, expert = divmod(key, self._experts)
+        value = self.value[layer, expert]
         self._resident[layer, expert] = True
-        self._stale.add(layer)
+        self._leaving[layer, expert] = value
+        if (value, -expert) > (self._heads[layer], -self._at[layer]):
+            self._heads[layer], self._at[layer] = value, expert
 
     def removed(self, key: int) -> None:
         layer, expert = divmod(key, self._experts)
         self._resident[layer, expert] = False
-        if layer in self._stale:
-            return
-        queue, at = self._queue[layer], self._first[layer]
-        if queue[at] == expert:
-            at += 1
-            while at < len(queue) and not self._resident[layer, queue[at]]:
-                at += 1
-            self._first[layer] = at
-            self._heads[layer] = self.value[layer, queue[at]] if at < len(queue) else -np.inf
+        self._leaving[layer, expert] = _NEVER
+        if self._at[layer] == expert:
+            self._find_head(layer)
 
     def victims(self, count: int, blocked: Collection[int], offset: np.ndarray) -> list[int]:
         """Up to `count` resident keys that are not blocked, the first to leave first; `offset` is float64 [layers]."""
-        for layer in self._stale:
-            self._sort(layer)
-        self._stale.clear()
         ranks = self._heads + offset
         at: dict[int, int] = {}
         found: list[int] = []
+        passed: list[tuple[int, int]] = []
         while len(found) < count:
             layer = int(ranks.argmax())
-            if ranks[layer] == -np.inf:
+            if ranks[layer] == _NEVER:
                 break
-            queue, resident = self._queue[layer], self._resident[layer]
-            i = at.get(layer, self._first[layer])
-            key = layer * self._experts + queue[i]
+            expert = at.get(layer, self._at[layer])
+            key = layer * self._experts + expert
             if key not in blocked:
                 found.append(key)
-            i += 1
-            while i < len(queue) and not resident[queue[i]]:
-                i += 1
-            at[layer] = i
-            ranks[layer] = self.value[layer, queue[i]] + offset[layer] if i < len(queue) else -np.inf
+            row = self._leaving[layer]
+            row[expert] = _NEVER
+            passed.append((layer, expert))
+            at[layer] = expert = int(row.argmax())
+            ranks[layer] = row[expert] + offset[layer]
+        for layer, expert in passed:
+            self._leaving[layer, expert] = self.value[layer, expert]
         return found
 
-    def _sort(self, layer: int) -> None:
-        here = self._resident[layer].nonzero()[0]
-        value = self.value[layer, here]
-        order = (-value).argsort(kind="stable")
-        self._queue[layer] = here[order].tolist()
-        self._first[layer] = 0
-        self._heads[layer] = value[order[0]] if len(here) else -np.inf
+    def _find_head(self, layer: int) -> None:
+        row = self._leaving[layer]
+        at = self._at[layer] = int(row.argmax())
+        self._heads[layer] = row[at]
