@@ -19,7 +19,7 @@ from .errors import RequestError, TemplateError, nearest
 from .template import ChatTemplate
 from .types import Message
 
-__all__ = ["Prompt", "PromptWriter"]
+__all__ = ["Prompt", "PromptWriter", "raw_prompt"]
 
 _OWN_VARIABLES = frozenset({"messages", "add_generation_prompt", "enable_thinking", "tools", "documents"})
 
@@ -34,6 +34,8 @@ class Prompt:
     """Ascending prefix lengths of `ids` at which a turn begins and that stay a prefix when the conversation goes on."""
     starts_thinking: bool = False
     """The prompt ends inside a think block, so the reply begins with thinking."""
+    continues: bool = False
+    """The prompt ends inside a text, so white space at the beginning of the reply belongs to that text."""
     replayed: tuple[int, ...] = ()
     """Indices of the assistant messages whose sampled ids stand in `ids` as they were sampled."""
 
@@ -87,22 +89,29 @@ class PromptWriter:
         *before, last = messages
         ids = self.usable_ids(last)
         ids = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        said = self.codec.decode(ids, skip_special=True).strip()
-        shown = last.text.strip() or last.thinking.strip()
-        if not ids or not before or not shown or not said.endswith(shown):
-            return None
         tags = self.codec.decode(ids)
-        began_thinking = "<think>" not in tags and bool(last.thinking or "</think>" in tags)
+        head, closed, answer = tags.rpartition("</think>")
+        if not closed and last.thinking:  # cut off while thinking
+            head, answer = tags, ""
+        thinking = head.rpartition("<think>")[2]
+        if not ids or not before or (thinking.strip(), answer.strip()) != (last.thinking.strip(), last.text.strip()):
+            return None
+        began_thinking = "<think>" not in tags and bool(last.thinking or closed)
         for variant in dict.fromkeys((think, True, False, None)):
             try:
                 prompt = _Rendering(self, before, variant, False, options).prompt()
             except TemplateError:
                 continue
             if prompt.starts_thinking == began_thinking:
-                text = prompt.text + tags
-                thinks = text.rfind("<think>") > text.rfind("</think>") if tags.count("think>") else began_thinking
-                replayed = (*prompt.replayed, len(before))
-                return replace(prompt, text=text, ids=(*prompt.ids, *ids), starts_thinking=thinks, replayed=replayed)
+                thinks = _in_block(tags) if "think>" in tags else began_thinking
+                return replace(
+                    prompt,
+                    text=prompt.text + tags,
+                    ids=(*prompt.ids, *ids),
+                    starts_thinking=thinks,
+                    continues=_in_text(tags),
+                    replayed=(*prompt.replayed, len(before)),
+                )
         return None
 
     def _checked_options(self, options: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -154,12 +163,12 @@ class _Rendering:
         openings = self._openings()
         spans, replayed = self._replay(text, openings)
         ids, boundaries = self.codec.encode_marked(text, self.mark, spans, self._turn_starts(text, openings))
-        thinking = text.rfind("<think>")
         return Prompt(
             text=text.replace(self.mark, ""),
             ids=tuple(ids),
             boundaries=tuple(b for b in boundaries if 0 < b < len(ids)),
-            starts_thinking=thinking > text.rfind("</think>"),
+            starts_thinking=_in_block(text),
+            continues=self.continue_last and _in_text(text),
             replayed=replayed,
         )
 
@@ -259,6 +268,20 @@ class _Rendering:
             return []
         stable = _common(text, later)
         return [m.start() for m in self.specials.finditer(text) if m[0] == first[0] and m.start() <= stable]
+
+
+def _in_block(text: str) -> bool:
+    """A think block is open at the end of the text."""
+    return text.rfind("<think>") > text.rfind("</think>")
+
+
+def _in_text(text: str) -> bool:
+    return not text.rstrip().endswith(("<think>", "</think>"))
+
+
+def raw_prompt(codec: Codec, text: str) -> Prompt:
+    """A text as the prompt, as it is: special tokens written in it are special tokens."""
+    return Prompt(text, tuple(codec.encode(text)), starts_thinking=_in_block(text))
 
 
 def _common(a: str, b: str) -> int:

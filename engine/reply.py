@@ -75,11 +75,12 @@ class ReplySplitter:
     text comes out as it came in. A block without an end stays thinking.
     """
 
-    def __init__(self, starts_thinking: bool = False, text_tags: bool = True) -> None:
-        """`text_tags` False: tags come by `tag` (they are special ids), and "<think>" in the text is text."""
+    def __init__(self, starts_thinking: bool = False, text_tags: bool = True, continues: bool = False) -> None:
+        """`text_tags` False: tags come by `tag` (they are special ids), and "<think>" in the text is text. `continues`:
+        the text before the reply has begun, so that white space at the reply's beginning is part of it."""
         self.kind: TextKind = "thinking" if starts_thinking else "answer"
         self._text_tags = text_tags
-        self._lead: Literal["", "keep", "drop"] = "drop" if starts_thinking else "keep"
+        self._lead: Literal["", "keep", "drop"] = "" if continues else "drop" if starts_thinking else "keep"
         """No text yet in this place; the white space before it is held, and kept or dropped when text comes."""
         self._space = self._partial = Fragment(self.kind, "", ())
 
@@ -188,14 +189,16 @@ class ReplyReader:
         *,
         think_ids: tuple[int, int] | None = None,
         starts_thinking: bool = False,
+        continues: bool = False,
         stops: Collection[str] = (),
         hidden_ids: Collection[int] = frozenset(),
     ) -> None:
-        """`think_ids`: ids of <think> and </think>, or None to find the tags in the text. `hidden_ids` have no text."""
+        """`think_ids`: ids of <think> and </think>, or None to find the tags in the text. `starts_thinking` and
+        `continues` are the prompt's. `hidden_ids` have no text."""
         self._think_ids = think_ids
         self._hidden = frozenset(hidden_ids)
         self._decoder = StreamDecoder(token_bytes)
-        self._splitter = ReplySplitter(starts_thinking, text_tags=think_ids is None)
+        self._splitter = ReplySplitter(starts_thinking, think_ids is None, continues)
         self._stops = StopMatcher(stops)
         self._fed = 0
         self._began = 0

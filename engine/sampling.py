@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import reprlib
 import secrets
 import struct
 from collections.abc import Iterable, Sequence
@@ -76,7 +77,7 @@ def _of_checkpoint(generation_config: dict[str, Any]) -> dict[str, Any]:
             found[name] = check(_CHECKS[name], value)
         except ConfigError as e:
             what = e.message.split(": it takes ")[-1]
-            message = f"generation_config.json: {name} = {value!r} cannot be used: it takes {what}"
+            message = f"generation_config.json: {name} = {reprlib.repr(value)} cannot be used: it takes {what}"
             raise CheckpointError(message, path="generation_config.json") from None
     if generation_config.get("do_sample") is False:
         found["temperature"] = 0.0

@@ -74,7 +74,7 @@ class ChatTemplate:
             return env, env.from_string(self.source)
         except TemplateSyntaxError as e:
             raise TemplateError(
-                f"The model's chat template has a syntax error in line {e.lineno}: {e.message}"
+                f"The model's chat template has a syntax error in line {e.lineno}: {_one_line(str(e.message))}"
             ) from None
         except Exception as e:  # noqa: BLE001  constant expressions run while compiling
             raise _explain(e) from None
@@ -219,6 +219,12 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _one_line(text: str) -> str:
+    """A text of the template, which may hold anything, as part of a sentence."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "\ufffd" for c in (line if len(line) <= 300 else line[:299] + "…"))
+
+
 def _explain(error: Exception) -> TemplateError:
     """One sentence for anything raised while a template ran."""
     from jinja2.exceptions import SecurityError, UndefinedError
@@ -227,7 +233,7 @@ def _explain(error: Exception) -> TemplateError:
         (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == "<template>"), 0
     )
     where = f" in line {line}" if line else ""
-    what = str(error).strip().rstrip(".")
+    what = _one_line(str(error)).rstrip(".")
     if isinstance(error, _Refused):
         return TemplateError(f"The model's chat template refused this conversation: {what}.")
     if isinstance(error, _TooMuch):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .codec import Codec
 from .errors import CheckpointError
-from .prompt import Prompt, PromptWriter
+from .prompt import Prompt, PromptWriter, raw_prompt
 from .template import ChatTemplate
 from .types import Message
 
@@ -86,6 +86,10 @@ class Tokenizer(Codec):
         """The template knows thinking: it can be told to, or it renders think blocks."""
         source = self._template.source if self._template else ""
         return any(word in source for word in ("enable_thinking", "<think>", "reasoning_content"))
+
+    def raw(self, text: str) -> Prompt:
+        """A text as the prompt, without a template; special tokens written in it are special tokens."""
+        return raw_prompt(self, text)
 
     def render(
         self,

@@ -118,6 +118,13 @@ def test_a_model_that_opens_its_own_block_has_no_white_space_before_it():
     assert [(p.kind, p.text) for p in pieces if p.text] == [("thinking", "why"), ("answer", "so")]
 
 
+def test_a_continued_text_keeps_the_white_space_at_its_seam():
+    pieces, _ = read("\n\n", "more", "\n", END, "\n\n", "so", starts_thinking=True, continues=True)
+    assert said(pieces, "thinking") == "\n\nmore"
+    assert said(pieces, "answer") == "so"
+    assert said(read("\n\n", "more", continues=True)[0], "answer") == "\n\nmore"
+
+
 def test_an_empty_block_leaves_no_trace():
     for parts in ((THINK, "\n\n", END, "\n\n", "Hi"), (THINK, END, "Hi")):
         pieces, _ = read(*parts)

@@ -310,6 +310,8 @@ def test_the_last_reply_is_continued_from_exactly_the_ids_it_had(model, kind):
             assert p.ids == (*first.ids, *kept)
             assert p.text == t.decode(p.ids)
             assert not p.starts_thinking
+            assert p.continues
+            assert not first.continues
             assert p.replayed == (1,)
 
 
@@ -321,6 +323,7 @@ def test_a_reply_cut_off_while_thinking_goes_on_thinking(model, kind):
     p = t.render([user("Hi"), answered(t, first, ids)], True, continue_last=True)
     assert p.ids == (*first.ids, *ids)
     assert p.starts_thinking
+    assert p.continues
     other = t.render([user("Hi"), answered(t, first, ids)], False, continue_last=True)
     assert other.ids == p.ids, "the block that was open stays open, whatever is asked for the next reply"
 
@@ -330,9 +333,18 @@ def test_an_edited_reply_is_continued_from_its_text(model, kind):
     t = model(kind)
     p = t.render([user("Hi"), Message("assistant", "edited <|im_end|> so ")], continue_last=True)
     assert p.text.endswith("edited <|im_end|> so ")
+    assert p.continues
     assert p.ids[-1] != t.id_of("<|im_end|>")
     assert t.decode(p.ids) == p.text
     assert list(p.ids).count(t.id_of("<|im_end|>")) == 1
+
+
+def test_a_reply_shortened_by_its_reader_is_not_continued_from_the_ids_of_the_long_one(model):
+    t = model("plain")
+    ids = tuple(split(t, "he", "llo the"))
+    p = t.render([user("Hi"), Message("assistant", "the", "", ids, t.fingerprint)], continue_last=True)
+    assert p.text.endswith("assistant\nthe")
+    assert p.replayed == ()
 
 
 def test_text_without_ids_that_was_cut_off_while_thinking_can_be_continued_where_the_template_shows_it(model):
@@ -341,6 +353,23 @@ def test_text_without_ids_that_was_cut_off_while_thinking_can_be_continued_where
     assert p.starts_thinking
     with pytest.raises(TemplateError, match="cannot be continued"):
         model("switch").render([user("Hi"), Message("assistant", "", "hmm")], continue_last=True)
+
+
+def test_a_reply_cut_off_behind_its_think_block_has_no_text_to_continue(model):
+    t = model("keeps")
+    first = t.render([user("Hi")])
+    p = t.render([user("Hi"), answered(t, first, split(t, "why\n", "</think>"))], continue_last=True)
+    assert p.ids == (*first.ids, *split(t, "why\n", "</think>"))
+    assert not p.continues
+    assert not p.starts_thinking
+
+
+def test_a_raw_prompt_is_the_text_as_it_is(model):
+    t = model("plain")
+    p = t.raw("<|im_start|>user\n<think>\n")
+    assert p.ids[0] == t.id_of("<|im_start|>")
+    assert p.starts_thinking
+    assert (p.boundaries, p.continues, t.raw("").ids) == ((), False, ())
 
 
 def test_an_empty_reply_is_started_anew_and_a_user_message_cannot_be_continued(model):

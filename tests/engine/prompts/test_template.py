@@ -51,6 +51,8 @@ def test_variables_lists_what_can_be_passed():
     ("source", "sentence"),
     [
         ("{{ raise_exception('No tools. ') }}", "refused this conversation: No tools."),
+        ("{{ raise_exception('a\n\n\x1b[31mb') }}", "refused this conversation: a \ufffd[31mb."),
+        ("{{ raise_exception('x' * 5000) }}", "x…."),
         ("x\n{% if a %}", "syntax error in line 2"),
         ("x\n\n{{ a.b.c }}", "needs something that is not there in line 3: 'a' is undefined."),
         ("{{ ''.__class__.__mro__ }}", "tried something forbidden in line 1"),
