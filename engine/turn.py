@@ -76,7 +76,7 @@ class _Turn:
         self.emit(TurnStarted(request.id, len(prompt.ids), reused, prefill_s))
         self.reader = ReplyReader(
             self.tokenizer.token_bytes, think_ids=self.tokenizer.think_ids, starts_thinking=prompt.starts_thinking,
-            stops=request.stop, hidden_ids=self.tokenizer.special_ids,
+            continues=prompt.continues, stops=request.stop, hidden_ids=self.tokenizer.special_ids,
         )  # fmt: skip
         most = request.max_tokens or config.max_tokens or session.context
         stops = self.tokenizer.stop_ids
@@ -88,7 +88,7 @@ class _Turn:
 
     def _prompt(self) -> Prompt:
         if self.request.raw_prompt is not None:
-            return Prompt(self.request.raw_prompt, tuple(self.tokenizer.encode(self.request.raw_prompt)))
+            return self.tokenizer.raw(self.request.raw_prompt)
         r = self.request
         return self.tokenizer.render(r.messages, r.think, r.continue_last, r.template_options)
 
