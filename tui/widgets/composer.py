@@ -8,25 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from textual import events
-from textual.binding import Binding
 from textual.message import Message
 from textual.widgets import TextArea
 
-from ..keys import ACTIONS
+from ..keys import ACTIONS, keymap
 from ..text.numbers import size
 from ..text.sanitise import clean
 from .suggestions import Suggestions
 
 __all__ = ["Composer"]
 
+OWN = tuple(a.id for a in ACTIONS if a.scope == "composer")
+DEFAULT_KEYS = keymap({})
 PASTE_LINES, PASTE_CHARS = 50, 10_000
 
 
 class Composer(TextArea):
-    BINDINGS = [  # noqa: RUF012
-        Binding(a.keys, a.id, a.what, id=a.id, show=False, priority=True) for a in ACTIONS if a.scope == "composer"
-    ]
-
     @dataclass
     class Submitted(Message):
         text: str
@@ -84,22 +81,7 @@ class Composer(TextArea):
         self.replace(chosen + ("" if chosen.endswith("/") else " "), (row, column - len(word)), (row, column))
         return True
 
-    # Keys that are bound with priority arrive here ahead of characters typed just before them; going through the
-    # composer's own queue puts them behind again.
-
     def action_send(self) -> None:
-        self.call_later(self._send)
-
-    def action_newline(self) -> None:
-        self.call_later(self.insert, "\n")
-
-    def action_history_prev(self) -> None:
-        self.call_later(self._earlier)
-
-    def action_history_next(self) -> None:
-        self.call_later(self._later)
-
-    def _send(self) -> None:
         if self.suggestions is not None and self.suggestions.open and self.suggestions.chosen != self.text.strip():
             self.complete()
         elif self.text.endswith("\\") and self.cursor_location == self.document.end:
@@ -108,6 +90,9 @@ class Composer(TextArea):
         elif self.text.strip():
             self.post_message(self.Submitted(self.expanded))
 
+    def action_newline(self) -> None:
+        self.insert("\n")
+
     def remember(self, text: str) -> None:
         if text.strip() and (not self.prompts or self.prompts[-1] != text):
             self.prompts.append(text)
@@ -115,7 +100,7 @@ class Composer(TextArea):
 
     # ---- history
 
-    def _earlier(self) -> None:
+    def action_history_prev(self) -> None:
         if self.suggestions is not None and self.suggestions.open:
             self.suggestions.move(-1)
             return
@@ -126,7 +111,7 @@ class Composer(TextArea):
                 self._draft, self._at = self.text, len(self.prompts)
             self._recall(self._at - 1)
 
-    def _later(self) -> None:
+    def action_history_next(self) -> None:
         if self.suggestions is not None and self.suggestions.open:
             self.suggestions.move(1)
             return
@@ -176,6 +161,14 @@ class Composer(TextArea):
             super().action_delete_right()
 
     async def _on_key(self, event: events.Key) -> None:
+        # Not bindings: those run ahead of characters that were typed before and still wait for this widget.
+        keys = getattr(self.app, "keys", DEFAULT_KEYS)
+        for action in OWN:
+            if not {event.key, *event.aliases}.isdisjoint(keys[action].split(",")):
+                event.stop()
+                event.prevent_default()
+                getattr(self, f"action_{action}")()
+                return
         if event.key == "ctrl+d" and not self.text:
             event.stop()
             event.prevent_default()
