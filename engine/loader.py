@@ -184,6 +184,7 @@ def _needs(
         state_bytes=shape.state_bytes(item),
         wide_bytes=shape.wide * item,
         logits_bytes=shape.vocab * 4,
+        score_bytes=shape.heads * 4,
         expert_matrix_bytes=matrix * 4,
         max_context=shape.max_context,
         experts=pool(layout),

@@ -27,7 +27,7 @@ WIDE_KEPT_BYTES = 64 * MIB
 _AUTO_CONTEXT = 32768
 _DRAFT_ALL_BYTES = int(1.3 * GIB)
 _TILES_BYTES = 96 * MIB
-"""Attention scores of one tile of queries, and what is made of them."""
+"""Attention scores of the largest tile of queries, and what is made of them."""
 _GROWTH = 1.25
 """Rows grow in steps of a quarter."""
 
@@ -68,6 +68,8 @@ class Needs:
     """One row of the residual."""
     logits_bytes: int
     """One row of logits in float32."""
+    score_bytes: int
+    """Attention scores of one query and one key in float32, all heads."""
     expert_matrix_bytes: int
     """One expert in the computing dtype."""
     max_context: int
@@ -147,8 +149,9 @@ def _fixed_terms(config: EngineConfig, needs: Needs, where: Machine) -> tuple[in
     rounds = 1 + config.max_draft
     rows = min(config.prefill_step, context)
     window = min(context, PREFILL_WINDOW) * needs.wide_bytes
+    tiles = min(_TILES_BYTES, rows * context * needs.score_bytes * 3 // 2)
     scratch = (
-        max(3 * needs.largest_bytes if needs.item_bytes > 2 else 0, 10 * rows * needs.wide_bytes + _TILES_BYTES)
+        max(3 * needs.largest_bytes if needs.item_bytes > 2 else 0, 10 * rows * needs.wide_bytes + tiles)
         + 3 * needs.expert_matrix_bytes
         + 4 * needs.logits_bytes
     )

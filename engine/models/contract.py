@@ -113,6 +113,8 @@ class ModelConfig(Protocol):
     wide: int
     """Width W of the residual that is carried between layers and kept for drafting."""
     vocab: int
+    heads: int
+    """Attention heads of queries."""
     max_context: int
 
     def has_draft(self, entries: Mapping[str, TensorEntry]) -> bool:
