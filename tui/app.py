@@ -35,7 +35,7 @@ from .screens.pages import MetricsPage
 from .state import ChatState
 from .terminal.clipboard import copy
 from .text.sanitise import clean, one_line
-from .themes import choose, textual_theme
+from .themes import FALLBACK, choose, textual_theme
 
 __all__ = ["EngineFactory", "QwenChatApp"]
 
@@ -261,6 +261,8 @@ class QwenChatApp(App[int]):
         palette, problem = choose(name, self.places.themes if self.places is not None else None)
         theme = textual_theme(palette)
         self.register_theme(theme)
+        if self.theme == theme.name:
+            self.refresh_css()
         self.theme = theme.name
         self.ui = replace(self.ui, theme=palette.name)
         if problem:
@@ -281,8 +283,11 @@ class QwenChatApp(App[int]):
             return
         fresh, message = self.live.poll()
         if fresh is not None:
-            if fresh.ui.theme != self.ui.theme:
+            if self.live.theme_changed:
                 self.use_theme(fresh.ui.theme)
+            elif self.live.themes_edited:
+                # A file that was broken may be whole again, so the fallback gives way to what was asked for.
+                self.use_theme(fresh.ui.theme if self.ui.theme == FALLBACK else self.ui.theme)
             self.ui = replace(self.ui, keys=fresh.ui.keys)
             self.keys = keymap(fresh.ui.keys)
             self.use_keys()

@@ -333,38 +333,51 @@ def load(
 
 
 class Live:
-    """The config file as it changes under a running app: theme and keys follow it, everything else waits for a restart.
-
-    Nothing watches: `poll` looks at the file's times when asked.
+    """The config file and the user's themes as they change under a running app: theme and keys follow, all else waits for a
+    restart. Nothing watches: `poll` looks at the files' times when asked.
     """
 
     def __init__(self, loaded: Loaded, reload: Callable[[], Loaded]) -> None:
         """`reload` loads again with the same flags; it may raise ConfigError."""
         self.loaded = loaded
+        self.theme_changed = False
+        """Whether the latest `poll` brought another theme."""
+        self.themes_edited = False
+        """Whether a file in the user's themes folder had changed at the latest `poll`."""
         self._reload = reload
-        self._seen = self._stamp()
+        self._seen, self._themes_seen = self._stamps()
 
     def poll(self) -> tuple[Loaded | None, str]:
         """(new settings or None, message or ""). A file that cannot be used leaves the last good settings in place."""
-        stamp = self._stamp()
-        if stamp == self._seen:
-            return None, ""
-        self._seen = stamp
+        config, themes = self._stamps()
+        self.theme_changed, self.themes_edited = False, themes != self._themes_seen
+        self._themes_seen = themes
+        unchanged = self.loaded if self.themes_edited else None
+        if config == self._seen:
+            return unchanged, ""
+        self._seen = config
         try:
             fresh = self._reload()
         except ConfigError as e:
-            return None, f"{e} The settings from before stay."
+            return unchanged, f"{e} The settings from before stay."
         old = self.loaded
         ui = replace(old.ui, theme=fresh.ui.theme, keys=fresh.ui.keys)
         waits = replace(fresh.ui, theme=ui.theme, keys=ui.keys) != ui or fresh.engine != old.engine
         message = "Some changed settings take effect at the next start." if waits else ""
-        changed = ui != old.ui
+        self.theme_changed = ui.theme != old.ui.theme
         self.loaded = replace(old, ui=ui)
-        return (self.loaded if changed else None), message
+        return (self.loaded if ui != old.ui else unchanged), message
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            s = os.stat(self.loaded.file or self.loaded.places.config_file)
-        except OSError:
-            return None
-        return s.st_mtime_ns, s.st_size, s.st_ino
+    def _stamps(self) -> tuple[object, object]:
+        config = _stamp(self.loaded.file or self.loaded.places.config_file)
+        themes = sorted((p.name, _stamp(p)) for p in self.loaded.places.themes.glob("*.toml"))
+        return config, themes
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Changes when the file does; zeros where there is none."""
+    try:
+        s = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return s.st_mtime_ns, s.st_size, s.st_ino

@@ -144,10 +144,11 @@ def test_keys_come_together_from_all_sources_and_are_checked_where_the_actions_a
 
 
 def test_one_variable_moves_every_place(tmp_path):
-    places = Places.of({"QWEN_CHAT_HOME": str(tmp_path)})
-    assert all(str(getattr(places, f)).startswith(str(tmp_path)) for f in Places.__slots__)
+    home = str(tmp_path / "elsewhere")
+    places = Places.of({"QWEN_CHAT_HOME": home})
+    assert all(str(getattr(places, f)).startswith(home) for f in Places.__slots__)
     usual = Places.of({})
-    assert not any(str(getattr(usual, f)).startswith(str(tmp_path)) for f in Places.__slots__)
+    assert not any(str(getattr(usual, f)).startswith(home) for f in Places.__slots__)
 
 
 def test_what_is_remembered_is_private_and_an_unreadable_state_is_set_aside(tmp_path):
@@ -239,3 +240,19 @@ def test_a_changed_file_brings_theme_and_keys_and_a_broken_one_leaves_the_last_g
     path.unlink()
     assert "There is no file" in live.poll()[1]
     assert live.poll() == (None, "")
+
+
+def test_an_edited_theme_file_is_noticed_without_a_changed_config(tmp_path, env):
+    live = Live(load(environ=env), lambda: load(environ=env))
+    folder = live.loaded.places.themes
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text("x = 1\n")
+    assert live.poll() == (live.loaded, "")
+    assert (live.theme_changed, live.themes_edited) == (False, True)
+    assert live.poll() == (None, "")
+    assert not live.themes_edited
+    (folder / "mine.toml").write_text("xy = 1\n")
+    assert live.poll()[0] is live.loaded
+    live.loaded.places.config_file.write_text('[ui]\ntheme = "mine"\n')
+    fresh, _ = live.poll()
+    assert (fresh.ui.theme, live.theme_changed, live.themes_edited) == ("mine", True, False)
