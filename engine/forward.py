@@ -53,6 +53,8 @@ class Forward:
     ) -> None:
         self.model, self.store, self.meter = model, store, meter
         self._tables, self._buffers, self._dtype = tables, buffers, dtype
+        self.exact_rows: frozenset[int] = frozenset()
+        """Numbers of rows that were proven to have the same bits computed at once as computed alone."""
         self.on_routes: Callable[[int, list[np.ndarray]], None] | None = None
         """Told (layer, ids of each part) of every read-back of the trunk."""
 
@@ -75,17 +77,22 @@ class Forward:
     ) -> mx.array:  # fmt: skip
         """ids behind the caches -> residual after the last layer [T, W], not evaluated.
 
-        `apart`: every row runs with the shapes of a single token, experts still fetched once for all. `together`: the
-        rows of one expert are one product (default: from 64 routed rows on).
+        `apart`: every row has the bits of a single token's step, experts still fetched once for all: rows run with the
+        shapes of one row, or at once where `exact_rows` holds. `together`: the rows of one expert are one product
+        (default: from 64 routed rows on).
         """
         pending = self.ask_rows(before, ids)
         try:
-            spans = [(i, i + 1) for i in range(len(ids))] if apart else [(0, len(ids))]
+            exact = len(ids) in self.exact_rows
+            spans = [(i, i + 1) for i in range(len(ids))] if apart and not exact else [(0, len(ids))]
+            together = exact if apart else together
             parts = [self.model.embed(as_ids(ids[a:b])) for a, b in spans]
             for number, layer in enumerate(self.model.layers):
                 self.meter.check()
                 rows = self._rows(pending.pop(number, None))
-                parts = self._layer(number, layer, parts, caches[number], rows, spans, self.store, together=together)
+                parts = self._layer(
+                    number, layer, parts, caches[number], rows, spans, self.store, apart=apart, together=together
+                )
         finally:
             for rows_left in pending.values():
                 rows_left.drop()
@@ -98,12 +105,12 @@ class Forward:
 
     def _layer(
         self, number: int, layer: Layer, parts: list[mx.array], cache: LayerCache, rows: mx.array | None,
-        spans: list[tuple[int, int]], source: ExpertSource, *, together: bool | None,
+        spans: list[tuple[int, int]], source: ExpertSource, *, apart: bool, together: bool | None,
     ) -> list[mx.array]:  # fmt: skip
         mixed: list[mx.array] = []
         asked: list[ExpertInput] = []
         for x, (a, b) in zip(parts, spans):
-            y, wants = layer.mix(x, cache, None if rows is None else rows[a:b])
+            y, wants = layer.mix(x, cache, None if rows is None else rows[a:b], apart=apart)
             mixed.append(y)
             asked.append(wants)
         ids = self.read_back(asked)

@@ -57,6 +57,11 @@ class Survey:
     plan: MemoryPlan
     notes: tuple[str, ...]
 
+    @property
+    def table_width(self) -> int:
+        """Width of a token's table rows together; 1 for a model without tables."""
+        return max((t.heads * t.shards[0].shape[1] for t in self.tables), default=1)
+
 
 @dataclass(slots=True)
 class Loaded:

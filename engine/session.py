@@ -25,6 +25,7 @@ from .prefill import OnProgress, PromptOrder, run_prompt
 from .sampling import Sampler
 from .speculate.control import Control
 from .speculate.draft import Drafter
+from .speculate.exact import exact_rows
 from .speculate.round import Rounds
 from .stats import ContextStats, DraftStats, EngineStats, MemoryStats, MtpStats, ThroughputStats
 from .types import MtpMode, Sampling
@@ -68,6 +69,12 @@ class Session:
             self.model.draft, loaded.draft_store, loaded.draft_buffer, self.meter, step=config.prefill_step,
             keep_bytes=WIDE_KEPT_BYTES,
         )  # fmt: skip
+        if config.verify == "strict":
+            s = loaded.survey
+            self.forward.exact_rows = exact_rows(
+                self.model, range(2, config.max_draft + 2), wide=s.shape.wide, table_width=s.table_width,
+                expert_shapes=sorted({(p.shape[0], p.shape[1]) for p in s.layout.parts}), dtype=s.dtype,
+            )  # fmt: skip
         control = Control(config.mtp, config.max_draft, config.zero_acceptance_limit)
         return Rounds(
             self, drafter, control, loaded.store, loaded.draft_store,

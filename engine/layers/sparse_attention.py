@@ -52,8 +52,11 @@ class SparseAttention:
     def new_cache(self) -> KVCache:
         return KVCache(IndexKeys(self._ratio))
 
-    def __call__(self, h: mx.array, cache: KVCache) -> mx.array:
-        """h [T, H] at the positions behind the cache -> [T, H]; the cache grows by T rows."""
+    def __call__(self, h: mx.array, cache: KVCache, *, apart: bool = False) -> mx.array:
+        """h [T, H] at the positions behind the cache -> [T, H]; the cache grows by T rows.
+
+        `apart`: projections see all rows at once, attention takes one query after another, as in T single steps.
+        """
         t, first = h.shape[0], cache.position
         table = self._rope.table(first, t)
         both = self._q(h).reshape(t, self._heads, 2 * self._head_dim)
@@ -62,23 +65,28 @@ class SparseAttention:
         v = self._v(h).reshape(t, self._kv_heads, self._head_dim)
         q = self._rope.turn(rms_norm(q, self._q_norm, self._eps), table)
         k = self._rope.turn(rms_norm(k, self._k_norm, self._eps), table)
-        index_q = self._index(h, cache, table)
-        keys, values = cache.append(k.swapaxes(0, 1), v.swapaxes(0, 1))
-        q = q.swapaxes(0, 1)
-        if t == 1:
-            out = self._one(q, index_q, keys, values, cache)
+        index_q, raw = self._index(h, table)
+        q, k, v = q.swapaxes(0, 1), k.swapaxes(0, 1), v.swapaxes(0, 1)
+        if t == 1 or apart:
+            outputs = []
+            for i in range(t):
+                cache.index.append(raw[i : i + 1], self._pool)
+                keys, values = cache.append(k[:, i : i + 1], v[:, i : i + 1])
+                outputs.append(self._one(q[:, i : i + 1], index_q[i : i + 1], keys, values, cache))
+            out = outputs[0] if t == 1 else mx.concatenate(outputs, axis=1)
         else:
+            cache.index.append(raw, self._pool)
+            keys, values = cache.append(k, v)
             out = self._many(q, index_q, keys, values, cache, first)
         out = out.swapaxes(0, 1).reshape(t, -1)
         return self._o(out * mx.sigmoid(gate.reshape(t, -1)))
 
-    def _index(self, h: mx.array, cache: KVCache, table: tuple[mx.array, mx.array]) -> mx.array:
-        """Index queries [T, index_heads, d]; raw keys go to the cache, which pools the blocks they complete."""
+    def _index(self, h: mx.array, table: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
+        """(index queries [T, index_heads, d], raw index keys [T, d])."""
         qk = self._index_qk(h)
         width = self._index_heads * self._index_dim
         q = qk[:, :width].reshape(-1, self._index_heads, self._index_dim)
-        cache.index.append(qk[:, width:], self._pool)
-        return self._rope.turn(rms_norm(q, self._index_q_norm, self._eps), table)
+        return self._rope.turn(rms_norm(q, self._index_q_norm, self._eps), table), qk[:, width:]
 
     def _pool(self, raw: mx.array, first_block: int) -> mx.array:
         """Raw keys [n * ratio, d] -> block keys [n, d]: float32 mean, norm, rotation at each block's first position."""

@@ -54,6 +54,8 @@ class RowTable:
     """One factor for all values, or None."""
     hash: Any
     """Has `rows(before, ids) -> [T, heads] int64` and `context` (tokens looked back on)."""
+    heads: int
+    """Rows of one token."""
 
 
 class Layer(Protocol):
@@ -61,9 +63,12 @@ class Layer(Protocol):
 
     def new_cache(self) -> LayerCache: ...
 
-    def mix(self, x: mx.array, cache: Any, rows: mx.array | None) -> tuple[mx.array, ExpertInput]:
+    def mix(
+        self, x: mx.array, cache: Any, rows: mx.array | None, *, apart: bool = False
+    ) -> tuple[mx.array, ExpertInput]:
         """Residual x [T, W] behind the cache -> (residual after token mixing, the experts' input).
 
+        `apart`: mixing over the sequence goes row by row, as in T single steps; products may see all rows at once.
         `rows` [T, E] are this layer's table rows, None for layers without a table.
         """
         ...

@@ -128,7 +128,8 @@ class Config:
         for layer in self.ple_layers:
             stem = f"{_TRUNK}layers.{layer}.ple.ple_embedding.ngram_embedding"
             scale = entries.get(f"{stem}.weight_scale")
-            tables.append(RowTable(layer, table_shards(entries, stem), scale, self.ngram_hash(layer)))
+            hashed = self.ngram_hash(layer)
+            tables.append(RowTable(layer, table_shards(entries, stem), scale, hashed, len(hashed.sizes)))
         return tuple(tables)
 
     def check_constants(self, entries: Mapping[str, TensorEntry]) -> None:
@@ -350,6 +351,7 @@ class _Layer:
     def __init__(self, c: Config, take: Take, *, sparse: bool, ple: bool, theta: float) -> None:
         self._attn_mix = HyperConnection(under(take, "attn_hyper_connection."), c.streams, c.eps)
         self._mlp_mix = HyperConnection(under(take, "mlp_hyper_connection."), c.streams, c.eps)
+        self._sparse = sparse
         if sparse:
             self._mixer: Any = SparseAttention(
                 under(take, "self_attn."), heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim,
@@ -382,14 +384,17 @@ class _Layer:
             return mixer
         return CacheGroup(mixer=mixer, ple=self._ple.new_cache())
 
-    def mix(self, x: mx.array, cache: Any, rows: mx.array | None) -> tuple[mx.array, ExpertInput]:
+    def mix(
+        self, x: mx.array, cache: Any, rows: mx.array | None, *, apart: bool = False
+    ) -> tuple[mx.array, ExpertInput]:
         if self._ple is not None:
             assert rows is not None
             x = x + self._ple(x, rows, cache["ple"])
             cache = cache["mixer"]
         mixed, weights = self._attn_mix(x)
         assert weights is not None
-        x = inject(x, self._mixer(mixed, cache), weights)
+        out = self._mixer(mixed, cache, apart=apart) if self._sparse else self._mixer(mixed, cache)
+        x = inject(x, out, weights)
         hidden, weights = self._mlp_mix(x)
         assert weights is not None
         ids, scores = self._router(hidden)
