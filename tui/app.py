@@ -34,6 +34,7 @@ from .screens.chat import ChatScreen
 from .screens.pages import MetricsPage
 from .state import ChatState
 from .terminal.clipboard import copy
+from .terminal.instances import Instances, warning
 from .text.sanitise import clean, one_line
 from .themes import FALLBACK, choose, textual_theme
 
@@ -91,6 +92,8 @@ class QwenChatApp(App[int]):
         self.keys = keymap(self.ui.keys)
         self.metrics: str = self.ui.metrics
         self.limits = {n: getattr(self.ui, n) for n in ("acceptance_limits", "hit_rate_limits", "ssd_p95_limits")}
+        self.instances = Instances(places.running) if places is not None else None
+        self._planned = 0
         self.log_lines: deque[str] = deque(maxlen=500)
         self.focused_window = True
         self.engine: Engine | None = None
@@ -155,6 +158,8 @@ class QwenChatApp(App[int]):
         self.exit(0)
 
     async def on_unmount(self) -> None:
+        if self.instances is not None:
+            self.instances.release()
         self.recorder.close()
         if self.engine is not None:
             self.engine.close(2.0)
@@ -211,6 +216,7 @@ class QwenChatApp(App[int]):
         ended = [e for e in events_now if isinstance(e, (TurnFinished, EngineFailed, ModelReady))]
         for event in ended:
             self._ended(event)
+        self._mind_others()
         if self.chat is not None:
             if ended:
                 self.chat.send_queued()
@@ -235,6 +241,17 @@ class QwenChatApp(App[int]):
         if not isinstance(event, ModelReady) and self.ui.bell and not self.focused_window:
             self.bell()
         self.show_problem()
+
+    def _mind_others(self) -> None:
+        """Once per plan: warn when this chat and the others on the machine want more memory than it has."""
+        memory = self.state.stats.memory if self.state.stats is not None else None
+        if self.instances is None or memory is None or memory.plan_bytes == self._planned:
+            return
+        self._planned = memory.plan_bytes
+        self.instances.claim(memory.plan_bytes)
+        problem = warning(memory.plan_bytes, self.instances.others(), memory.limit_bytes)
+        if problem:
+            self.say(problem, "warning")
 
     def view(self) -> View:
         """What the panels read now."""

@@ -31,6 +31,8 @@ class Places:
     """What the app remembers by itself: the last theme, recent models."""
     prompts_file: Path
     """Prompt history of ↑ and ↓."""
+    running: Path
+    """One file a running chat, to warn when several exceed the memory."""
     log_file: Path
     """What libraries print while the full-screen app owns the terminal."""
 
@@ -52,6 +54,7 @@ class Places:
             conversations=data / "conversations",
             state_file=state / "state.json",
             prompts_file=state / "prompts.jsonl",
+            running=state / "running",
             log_file=log / "output.log",
         )
 
