@@ -73,6 +73,7 @@ def folder(tiny: Oracle, tmp_path: Path) -> Path:
 
 SMALL: dict[str, Any] = {
     "memory_limit": "4 GiB", "expert_cache": "25 %", "direct_io": "off", "read_workers": 3, "mtp": "off",
+    "verify": "batched",
 }  # fmt: skip
 """Settings that make a session the same on every machine."""
 
