@@ -74,11 +74,16 @@ def run(args: argparse.Namespace) -> int:
         from ._plain import converse
 
         return converse(args, loaded)
-    if pipe is not None:
-        from ..terminal.signals import end_with_parent
+    if pipe is None:
+        return _full_screen(args, loaded)
+    from ..terminal.signals import end_with_parent
 
-        end_with_parent(pipe)
-    return _full_screen(args, loaded)
+    end_with_parent(pipe)
+    code = _full_screen(args, loaded)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All files are closed; taking a whole model apart object by object would keep the shell waiting for seconds.
+    os._exit(code)
 
 
 def which_conversation(args: argparse.Namespace, loaded: Loaded) -> str | None:
