@@ -88,7 +88,7 @@ def drive(table: SlotTable, forwards: list[tuple[int, list[int]]]) -> list[tuple
 
 @pytest.mark.parametrize(("name", "slow"), [("lru", SlowLru), ("lfu", SlowLfu)])
 @given(forwards=forwards, slots=st.integers(3, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_the_fast_policy_evicts_whom_the_slow_one_evicts(
     name: str, slow: type, forwards: list[tuple[int, list[int]]], slots: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_the_fast_policy_evicts_whom_the_slow_one_evicts(
 
 
 @given(forwards=forwards)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_lfu_halves_its_counts_a_layer_at_a_time(forwards: list[tuple[int, list[int]]]) -> None:
     forwards = forwards * 5
     fast, slow = SlotTable(4, LAYERS, EXPERTS, "lfu"), SlotTable(4, LAYERS, EXPERTS, SlowLfu())
@@ -106,7 +106,7 @@ def test_lfu_halves_its_counts_a_layer_at_a_time(forwards: list[tuple[int, list[
 
 @everyone
 @given(forwards=forwards, slots=st.integers(3, LAYERS * EXPERTS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_victim_is_never_protected_and_every_key_has_its_own_slot(
     policy: str, forwards: list[tuple[int, list[int]]], slots: int
 ) -> None:
@@ -120,10 +120,7 @@ def test_a_victim_is_never_protected_and_every_key_has_its_own_slot(
             assert claim.evicted == book.get(claim.slot)
             assert claim.evicted is None or claim.evicted not in {(layer, e) for e in experts}
             book[claim.slot] = (layer, claim.expert)
-        assert (
-            table.residents() == sorted((*k, s) for s, k in book.items())
-            or {s: (la, e) for la, e, s in table.residents()} == book
-        )
+        assert {s: (la, e) for la, e, s in table.residents()} == book
         assert len(table) == len(book) <= slots
 
 
@@ -163,7 +160,7 @@ def test_a_claim_that_cannot_be_met_changes_nothing(policy: str) -> None:
     table.claim_all(0, [0, 1])
     before = table.residents()
     for layer, asked, protected in ((0, [2, 3, 4], [0]), (0, [2, 2], []), (0, [0], []), (1, [0, 1, 2, 3], [])):
-        with pytest.raises(ValueError, match="slots|claimed"):
+        with pytest.raises(ValueError, match=r"slots|claimed"):
             table.claim_all(layer, asked, protected)
         assert table.residents() == before
     assert [c.expert for c in table.claim_all(0, [2, 3], [0])] == [2, 3]
@@ -204,9 +201,9 @@ def test_waves_put_residents_first_and_never_exceed_what_fits(policy: str) -> No
         assert all(table.slot(0, e) is not None for e in wave)
         if 4 in wave:
             table.unpin(0, 4)
+    for e in (1, 2, 3):
+        table.pin(0, e)
     with pytest.raises(ValueError, match="pinned"):
-        for e in (1, 2, 3):
-            table.pin(0, e)
         table.waves(0, [5])
 
 

@@ -29,7 +29,7 @@ steps = st.lists(
 
 
 @given(steps)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_victims_are_those_of_a_full_sort(script: list[tuple]) -> None:
     ranks = LayerRanks(LAYERS, EXPERTS)
     value = np.zeros((LAYERS, EXPERTS))
