@@ -76,6 +76,10 @@ def _dispatch(argv: list[str]) -> int:
     parser = Parser(prog=f"qwen-chat {verb}", description=summary(verb))
     module.add_arguments(parser)
     args = parser.parse_args(rest)
+    if verb != first and args.prompt and args.prompt[0] in known:
+        from ...engine.errors import UsageError
+
+        raise UsageError("The verb comes first.", f"Write it as: qwen-chat {args.prompt[0]} [options]")
     refuse_platform()
     return module.run(args)
 

@@ -65,7 +65,9 @@ class _Child:
         ends, self._alive = os.pipe()
         os.set_inheritable(ends, True)
         try:
-            self._pid = os.posix_spawn(sys.executable, sys.orig_argv, {**os.environ, MARK: str(ends)})
+            # The whole path comes first, since an environment is found from the name a Python was started by.
+            argv = [sys.executable, *sys.orig_argv[1:]]
+            self._pid = os.posix_spawn(sys.executable, argv, {**os.environ, MARK: str(ends)})
         except OSError:
             for name in PASSED_ON:
                 signal.signal(getattr(signal, name), signal.SIG_DFL if name != "SIGINT" else signal.default_int_handler)

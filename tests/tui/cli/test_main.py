@@ -156,3 +156,8 @@ def test_the_panels_that_are_known_by_reading_are_those_that_are_found_by_import
     from qwen_chat_mlx.tui.panels.base import find_panels
 
     assert sorted(p.id for p in find_panels()) == _panels()
+
+
+def test_a_verb_behind_options_is_not_taken_for_a_prompt(capsys):
+    assert cli.main(["--plain", "--model", "x", "ask", "hello"]) == 2
+    assert "qwen-chat ask [options]" in capsys.readouterr().err
