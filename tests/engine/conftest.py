@@ -182,15 +182,29 @@ class Files:
         path.write_bytes(struct.pack("<Q", len(text)) + text + raw)
         self.json("model.safetensors.index.json", lambda i: i["weight_map"].update({to: i["weight_map"].pop(tensor)}))
 
-    def drop(self, tensor: str) -> None:
-        """Remove a tensor from its shard's header and from the index; its bytes stay."""
-        path, header, data = self.header(tensor)
-        raw = path.read_bytes()[data:]
-        del header[tensor]
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        path.write_bytes(struct.pack("<Q", len(text)) + text + raw)
-        self.json("model.safetensors.index.json", lambda i: i["weight_map"].pop(tensor))
+    def drop(self, *tensors: str) -> None:
+        """Remove tensors with their bytes from their shards and from the index."""
+        gone = 0
+        for path in {self.shard_of(t) for t in tensors}:
+            raw = path.read_bytes()
+            (size,) = struct.unpack("<Q", raw[:8])
+            header = {n: e for n, e in json.loads(raw[8 : 8 + size]).items() if n not in tensors}
+            data = b""
+            for name in sorted(n for n in header if n != "__metadata__"):
+                start, stop = header[name]["data_offsets"]
+                header[name]["data_offsets"] = [len(data), len(data) + stop - start]
+                data += raw[8 + size + start : 8 + size + stop]
+            text = json.dumps(header).encode()
+            text += b" " * (-len(text) % 8)
+            path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+            gone += len(raw) - 8 - size - len(data)
+
+        def without(index: dict[str, Any]) -> None:
+            for name in tensors:
+                del index["weight_map"][name]
+            index["metadata"]["total_size"] -= gone
+
+        self.json("model.safetensors.index.json", without)
 
 
 @pytest.fixture
