@@ -217,6 +217,7 @@ class QwenChatApp(App[int]):
         for event in ended:
             self._ended(event)
         self._mind_others()
+        self.recorder.flush_due()
         if self.chat is not None:
             if ended:
                 self.chat.send_queued()

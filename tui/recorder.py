@@ -88,6 +88,10 @@ class Recorder:
         elif found.notes:
             self.problem = one_line(" ".join(found.notes), 400)
 
+    def flush_due(self) -> None:
+        """Called now and then while a reply runs, so that what came reaches the disk though nothing follows."""
+        self._try(self.conversation.flush_due)
+
     def close(self) -> None:
         self._try(self.conversation.close)
 
