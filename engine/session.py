@@ -28,6 +28,7 @@ from .speculate.draft import Drafter
 from .speculate.exact import exact_rows
 from .speculate.round import Rounds
 from .stats import ContextStats, DraftStats, EngineStats, MemoryStats, MtpStats, ThroughputStats
+from .tracing import SessionTrace
 from .types import MtpMode, Sampling
 
 __all__ = ["Mark", "Session"]
@@ -59,6 +60,12 @@ class Session:
         self._marks: list[Mark] = [self._mark(0, [c.save() for c in self.caches], None)]
         self._throughput = ThroughputStats()
         self._rounds = self._make_rounds()
+        self._trace = SessionTrace(self, config.trace) if config.trace else None
+        if self._trace is not None:
+            trace = self._trace
+            self.forward.on_routes = trace.routes
+            if self._rounds is not None:
+                self._rounds.drafter.on_routes = lambda ids: trace.routes(0, [ids], "draft")
 
     def _make_rounds(self) -> Rounds | None:
         """Speculative decoding, where the checkpoint has a draft layer."""
@@ -88,6 +95,8 @@ class Session:
 
     def close(self) -> None:
         """End the reading threads; the session is not usable afterwards."""
+        if self._trace is not None:
+            self._trace.close()
         self.loaded.close()
 
     # ---- the timeline
@@ -251,8 +260,10 @@ class Session:
     ) -> Generator[Step, int | None, None]:
         """The reply behind a prompt whose last logits [V] are given; see `Rounds.steps` and `decode.plain_steps`."""
         if self._rounds is None:
-            return plain_steps(self, logits, sampler, max_tokens, stops)
-        return self._rounds.steps(logits, sampler, max_tokens, stops)
+            steps = plain_steps(self, logits, sampler, max_tokens, stops)
+        else:
+            steps = self._rounds.steps(logits, sampler, max_tokens, stops)
+        return steps if self._trace is None else self._trace.steps(steps)
 
     def set_mtp(self, mode: MtpMode) -> None:
         """Change the drafting mode, from the next step on; without a draft layer it stays unavailable."""

@@ -99,6 +99,8 @@ class Drafter:
         self._self_fed = 0
         self.refilled = 0
         """Pairs filled in after drafting was off."""
+        self.on_routes: Callable[[np.ndarray], None] | None = None
+        """Told the expert ids [t, k] of every forward."""
         self.holes = 0
         """Times the cache had to start anew because too many wide hiddens were missing."""
 
@@ -211,6 +213,8 @@ class Drafter:
             mx.eval(asked.ids)
         self._store.syncs += 1
         ids = np.array(asked.ids)
+        if self.on_routes is not None:
+            self.on_routes(ids)
         outputs = (source or self._store).run(0, [asked.hidden], [ids], together=ids.shape[0] > 1)[0]
         return layer.merge(x, asked, outputs)
 
