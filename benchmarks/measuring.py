@@ -22,7 +22,7 @@ __all__ = [
     "send_result", "size", "verdict",
 ]  # fmt: skip
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
 
 
 @dataclass(frozen=True)

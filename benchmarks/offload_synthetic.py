@@ -88,15 +88,28 @@ def _prompt(s: Sizes, n: int, seed: int) -> list[int]:
     return np.random.default_rng((seed, n)).integers(1, s.cut_token, n).tolist()
 
 
+def _noting(routed: set[tuple[int, int]]) -> Callable[[int, list[np.ndarray]], None]:
+    """A listener to routes that adds every (layer, expert) to `routed`."""
+
+    def note(layer: int, parts: list[np.ndarray]) -> None:
+        routed.update((layer, int(e)) for part in parts for e in np.unique(part))
+
+    return note
+
+
 def memory_child(task: dict[str, Any]) -> None:
     """A layer-major prompt, then decoding from the slots; the peak of this process."""
     s = Sizes(**task["sizes"])
     session = _open(task)
     opened, plan = memory_status(), session.loaded.survey.plan
+    routed: set[tuple[int, int]] = set()
+    session.forward.on_routes = _noting(routed)
     prompt, begun = _prompt(s, task["prompt"], task["seed"]), time.perf_counter()
     steps = session.generate(prompt, task["tokens"], ignore_eos=True)
     tokens = list(next(steps).tokens)
     prefill_s, begun = time.perf_counter() - begun, time.perf_counter()
+    prefill_bytes, union_bytes = session.stats().ssd.read_bytes, len(routed) * session.loaded.store.layout.expert_bytes
+    session.forward.on_routes = None
     tokens += [t for step in steps for t in step.tokens]
     decode_s, memory = time.perf_counter() - begun, memory_status()
     stats = session.stats()
@@ -104,7 +117,7 @@ def memory_child(task: dict[str, Any]) -> None:
     send_result(task, {
         "terms": plan.terms, "plan_bytes": plan.total_bytes, "layer_buffers": plan.layer_buffers, "opened": opened,
         "memory": memory, "tokens": tokens, "prefill_s": prefill_s, "decode_s": decode_s,
-        "experts": asdict(stats.experts),
+        "prefill_bytes": prefill_bytes, "union_bytes": union_bytes, "experts": asdict(stats.experts),
     })  # fmt: skip
 
 
@@ -159,11 +172,7 @@ class _Prefill:
     def warm_up(self) -> int:
         """One whole pass; the number of experts that were routed to, over all layers."""
         routed: set[tuple[int, int]] = set()
-
-        def note(layer: int, parts: list[np.ndarray]) -> None:
-            routed.update((layer, int(e)) for part in parts for e in np.unique(part))
-
-        self._session.forward.on_routes = note
+        self._session.forward.on_routes = _noting(routed)
         self._run()
         self._session.forward.on_routes = None
         return len(routed)
@@ -234,16 +243,20 @@ def plain_loop(layout: Any, n_bytes: int, start: int) -> dict[str, float]:
 # ---- judging
 
 
-def judge_memory(found: dict[str, Any], budget: int, allowance: int) -> list[Target]:
+def judge_memory(prompt: int, found: dict[str, Any], budget: int, allowance: int) -> list[Target]:
     terms, plan, peak = dict(found["terms"]), found["plan_bytes"], found["memory"]["peak"]
     parts = ("resident weights", "layer buffers", "keys and values", "states")
     bound = sum(terms[p] for p in parts) + budget + allowance
+    once = found["prefill_bytes"] / found["union_bytes"]
     return [
         Target("peak resident set / plan", f"{peak / plan:.3f}", "≤ 1.03", peak <= 1.03 * plan),
         Target(
             "plan", size(plan),
             f"≤ non-expert weights + budget + layer buffers + KV and states + {size(allowance)} = {size(bound)}",
             plan <= bound,
+        ),
+        Target(
+            f"prompt of {prompt}: bytes read / bytes of the union", f"{once:.3f}", "1.00", abs(once - 1) < 0.005
         ),
     ]  # fmt: skip
 
@@ -307,7 +320,8 @@ def main() -> int:
     ap.add_argument("folder", type=Path, nargs="?", help="where to write (default: a temporary folder)")
     ap.add_argument("--expert-cache", type=int, default=512, metavar="MIB", help="budget of the slots in MiB")
     ap.add_argument("--tokens", type=int, default=64, help="tokens to generate for the peak of memory")
-    ap.add_argument("--prompts", type=int, nargs="+", default=[8, 256], help="prompt lengths; memory uses the last one")
+    ap.add_argument("--prompts", type=int, nargs="+", default=[8, 64], help="lengths of the timed prompts")
+    ap.add_argument("--long-prompt", type=int, default=256, help="length of the prompt before the generated tokens")
     ap.add_argument("--step", type=int, default=256, help="prefill_step")
     ap.add_argument("--repeats", type=int, default=3)
     ap.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
@@ -322,7 +336,8 @@ def main() -> int:
         {"memory": memory_child, "prefill": prefill_child}[task["what"]](task)
         return 0
     s = TINY if a.tiny else SIZES
-    if min(a.prompts) < 1 or max(a.prompts) + a.tokens > s.max_context or a.tokens < 2 or a.repeats < 1:
+    prompts = (*a.prompts, a.long_prompt)
+    if min(prompts) < 1 or max(prompts) + a.tokens > s.max_context or a.tokens < 2 or a.repeats < 1:
         ap.error(f"a prompt and --tokens (at least 2) together take at most {s.max_context}; --repeats at least 1")
     folder, ours = scratch_folder(a.folder)
     checkpoint = folder / "synthetic-fp8"
@@ -334,9 +349,9 @@ def main() -> int:
             "expert_cache": f"{a.expert_cache} MiB", "context": s.max_context, "tokens": a.tokens,
             "repeats": a.repeats, "plain_bytes": 2 << 30,
         }  # fmt: skip
-        memory = run_child(__file__, task | {"what": "memory", "prompt": a.prompts[-1]})
+        memory = run_child(__file__, task | {"what": "memory", "prompt": a.long_prompt})
         show_memory(memory)
-        targets = judge_memory(memory, a.expert_cache * MIB, 350 * MIB)
+        targets = judge_memory(a.long_prompt, memory, a.expert_cache * MIB, 350 * MIB)
         for prompt in a.prompts:
             found = run_child(__file__, task | {"what": "prefill", "prompt": prompt})
             show_prefill(prompt, found)
