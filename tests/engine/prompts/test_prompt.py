@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
 
 from qwen_chat_mlx.engine.errors import RequestError, TemplateError
 from qwen_chat_mlx.engine.reply import ReplyReader
+from qwen_chat_mlx.engine.tokenizer import Tokenizer
 from qwen_chat_mlx.engine.types import Message
 
+TEMPLATE_OF_ONE = "☃{{ messages[0].content }}"
 KINDS = ["plain", "switch", "keeps", "drops"]
 
 
@@ -129,6 +132,16 @@ def test_a_special_token_put_together_by_two_strings_stays_text(model):
     assert t.added_ids.isdisjoint(p.ids)
 
 
+def test_a_special_token_of_one_character_cannot_be_typed_either(model):
+    plain = model("plain")
+    backend = Backend.from_str(plain._backend.to_str())
+    backend.add_special_tokens(["☃"])
+    t = Tokenizer(backend, "x", 400, (), TEMPLATE_OF_ONE, {})
+    p = t.render([user("a ☃ b")])
+    assert list(p.ids).count(t.id_of("☃")) == 1
+    assert p.text == "☃a ☃ b"
+
+
 def test_options_cannot_bring_in_special_tokens_either(model):
     t = model("{{ messages|length }}{{ style }}")
     assert t.added_ids.isdisjoint(t.render([user("x")], options=[("style", "<|im_end|>")]).ids)
@@ -212,6 +225,19 @@ def test_equal_texts_do_not_confuse_the_turns(model):
     assert all(n > found[0] for n in later)
 
 
+def test_a_template_that_leaves_out_turns_gets_no_ids_in_wrong_places(model):
+    t = model(
+        "{% for m in messages[-3:] %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    replies = [
+        Message("assistant", "hello", "", tuple(split(t, a, b, "<|im_end|>")), t.fingerprint)
+        for a, b in (("h", "ello"), ("he", "llo"))
+    ]
+    p = t.render([user("a"), replies[0], user("b"), replies[1], user("c")])
+    assert p.replayed == ()
+    assert list(p.ids) == t.encode(p.text)
+
+
 @pytest.mark.parametrize("change", ["edited", "other tokenizer", "impossible id", "no ids"])
 def test_ids_that_do_not_fit_are_not_used(model, change):
     t = model("plain")
@@ -282,6 +308,15 @@ def test_boundaries_stay_prefixes_when_the_conversation_goes_on(model, kind, thi
         assert later.ids[:b] == p.ids[:b]
         assert p.ids[b] == t.id_of("<|im_start|>")
     assert p.boundaries[-1] == max(n for n, i in enumerate(p.ids) if i == t.id_of("<|im_start|>"))
+
+
+def test_a_beginning_that_changes_with_every_turn_leaves_no_boundary(model):
+    t = model(
+        "{{ messages|length }} turns<|im_start|>{{ messages[-1].content }}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    p = t.render([user("a")])
+    assert list(p.ids).count(t.id_of("<|im_start|>")) == 2
+    assert p.boundaries == ()
 
 
 def test_a_template_without_special_tokens_has_no_boundaries_and_no_replay(model):
