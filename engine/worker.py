@@ -78,7 +78,9 @@ class EngineWorker:
         try:
             self._serve()
         except QwenChatError as e:
-            self._fail(e, None, fatal=True)
+            # Closing is what was asked for, not a failure to be told.
+            if not (self._closed and isinstance(e, EngineClosedError)):
+                self._fail(e, None, fatal=True)
         except MemoryError:
             self._fail(
                 QwenChatError("There is not enough memory to open this model.", "Lower the budgets."), None, fatal=True
