@@ -7,9 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
+from qwen_chat_mlx.engine import open_engine
+from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.contract import Emit, Engine
 from qwen_chat_mlx.engine.errors import EngineClosedError
 from qwen_chat_mlx.engine.events import (
@@ -36,7 +39,7 @@ class Bench:
     events: list[Event] = field(default_factory=list)
     threads: set[int] = field(default_factory=set)
     engine: Engine | None = None
-    timeout_s: float = 10.0
+    timeout_s: float = 60.0
 
     def emit(self, event: Event) -> None:
         self.threads.add(threading.get_ident())
@@ -72,7 +75,15 @@ def fake(emit: Emit) -> Engine:
     return FakeEngine(emit, FakeScript(replies=replies, load_s=0.05, step_s=0.02, prefill_rate=50000), speed=4.0)
 
 
-ENGINES: dict[str, Callable[[Emit], Engine]] = {"fake": fake}
+def real(emit: Emit) -> Engine:
+    """The engine over a tiny checkpoint whose greedy reply to `ask` is some 400 tokens long."""
+    folder = Path(__file__).parent / "fixtures" / "fp8-1"
+    return open_engine(
+        EngineConfig(model=str(folder), memory_limit="4 GiB", expert_cache="25 %", temperature=0.0), emit
+    )
+
+
+ENGINES: dict[str, Callable[[Emit], Engine]] = {"fake": fake, "real": real}
 """One more engine is one more entry; its second request must run for a while unless stopped."""
 
 
