@@ -288,7 +288,7 @@ class _Weights:
         raw = mx.zeros((max(1, entry.n_bytes),), dtype=mx.uint8)
         mx.eval(raw)
         ranges = [ReadRange(entry.path, entry.offset, entry.n_bytes, 0)]
-        self._reader.submit(ranges, memoryview(raw).cast("B")).wait()
+        self._reader.submit(ranges, memoryview(raw).cast("B")).wait()  # pyright: ignore[reportArgumentType]
         stored = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}[entry.dtype]
         found = raw.view(stored).reshape(entry.shape).astype(dtype or self._dtype)
         mx.eval(found)

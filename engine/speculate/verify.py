@@ -66,8 +66,8 @@ def accept(
 def _reject(sampler: Sampler, weights: Sequence[mx.array], drafts: Sequence[Draft], position: int) -> Verdict:
     for j, draft in enumerate(drafts):
         p, q = sampler.probabilities(weights[j]), sampler.probabilities(draft.weights)
-        token = int(sampler.accept_rejection(p, q, draft.token, position + j).item())
+        token = int(sampler.accept_rejection(p, q, draft.token, position + j))
         if token != draft.token:
             return Verdict(j, sampler.checked(token))
     last = len(drafts)
-    return Verdict(last, sampler.checked(int(sampler.pick(weights[last], position + last).item())))
+    return Verdict(last, sampler.checked(int(sampler.pick(weights[last], position + last))))
