@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -131,7 +131,8 @@ class Rounds:
         line, meter = self._timeline, self._timeline.meter
         begin = time.perf_counter()
         misses = self._draft.misses, self._trunk.misses
-        with self._all_or_nothing(), meter.phase("draft"):
+        before = self._save()
+        with self._all_or_nothing(before), meter.phase("draft"):
             made = self._drafts(anchor, depth, sampler)
         drafted_s = time.perf_counter() - begin
         confidences = tuple(d.confidence for d in made)
@@ -144,7 +145,7 @@ class Rounds:
             yield step
             return step, 1
         checking = time.perf_counter()
-        with self._all_or_nothing(), meter.phase("verify"):
+        with self._all_or_nothing(before), meter.phase("verify"):
             for cache in line.caches:
                 cache.open_span()
             ids = [anchor, *(d.token for d in drafts)]
@@ -213,19 +214,22 @@ class Rounds:
             accepted_at=tuple(accepted), depth_counts=_plus(s.depth_counts, step.drafted),
         )  # fmt: skip
 
+    def _save(self) -> tuple[list[Any], Any]:
+        """The state of trunk and draft layer, outside a round."""
+        return [c.save() for c in self._timeline.caches], self.drafter.save()
+
     @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """On any error trunk and draft layer are as before the round."""
-        line = self._timeline
-        saved, draft = [c.save() for c in line.caches], self.drafter.save()
+    def _all_or_nothing(self, before: tuple[list[Any], Any]) -> Iterator[None]:
+        """On any error trunk and draft layer are as `before`."""
+        caches = self._timeline.caches
         try:
             yield
         except BaseException:
             # Whatever is pending reads slots: it has to be over before anybody gets them.
-            mx.eval(arrays_of(line.caches), self.drafter.arrays())
-            for cache, state in zip(line.caches, saved):
+            mx.eval(arrays_of(caches), self.drafter.arrays())
+            for cache, state in zip(caches, before[0]):
                 cache.restore(state)
-            self.drafter.restore(draft)
+            self.drafter.restore(before[1])
             raise
 
 

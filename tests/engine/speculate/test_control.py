@@ -1,0 +1,156 @@
+"""Control in a simulator: never slower than plain decoding, close to the best fixed depth where drafting pays."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from qwen_chat_mlx.engine.speculate.control import Control, RoundOutcome
+
+ACCEPTANCE = {"prose": 0.43, "code": 0.81, "json": 0.93}
+MIXED = ("code", "prose", "json", "prose")
+SEGMENT = 96
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Relative costs: a plain step is 1, the round of k drafts `rounds[k]`, of which each draft takes `draft`."""
+
+    rounds: tuple[float, ...]
+    draft: float
+
+
+MACHINES = {
+    # Ratios of a published table: two drafts cost about 2.2 plain steps.
+    "published": Machine((1, 1.60, 2.17, 2.75, 3.33, 3.9), 0.12),
+    "resident": Machine((1, 1.12, 1.24, 1.36, 1.48, 1.6), 0.05),
+    "middling": Machine((1, 1.35, 1.7, 2.05, 2.4, 2.75), 0.1),
+    "disk-bound": Machine((1, 1.85, 2.7, 3.55, 4.4, 5.25), 0.12),
+}
+
+
+def chances(kind: str, rng: random.Random) -> Iterator[float]:
+    """The chance of each token's draft to stand."""
+    i = 0
+    while True:
+        mean = ACCEPTANCE[MIXED[i // SEGMENT % 4] if kind == "mixed" else kind]
+        yield rng.betavariate(6 * mean, 6 * (1 - mean))
+        i += 1
+
+
+def run(
+    kind: str, machine: Machine, mode: str = "auto", depth: int = 3, seed: int = 0, informative: bool = True,
+    tokens: int = 1024, stalls: float = 0.01, noise: float = 0.05, slower_from: int | None = None,
+) -> tuple[float, Control]:  # fmt: skip
+    """(speed relative to plain decoding by the true costs, the control)."""
+    rng, made, spent = random.Random(seed), 0, 0.0
+    control = Control(mode, depth, 32)  # type: ignore[arg-type]
+    chance = [c for c, _ in zip(chances(kind, rng), range(tokens + 16))]
+
+    def clock(cost: float) -> float:
+        seen = cost * max(0.2, rng.gauss(1, noise)) * (5 if rng.random() < stalls else 1)
+        return 0.08 * seen * (1.3 if slower_from is not None and made >= slower_from else 1)
+
+    control.start_reply()
+    while made < tokens:
+        most = control.depth(min(depth, tokens - made - 1))
+        if not most:
+            spent += 1
+            control.note_plain(clock(1), 0)
+            made += 1
+            continue
+        sure: list[float] = []
+        while not sure or (len(sure) < most and control.go_on(sure)):
+            p = chance[made + len(sure)]
+            sure.append(min(1.0, max(0.0, rng.gauss(p, 0.08))) if informative else rng.random())
+        checked = control.worth_checking(sure)
+        stood = 0
+        while stood < checked and rng.random() < chance[made + stood]:
+            stood += 1
+        draft, check = machine.draft * len(sure), machine.rounds[checked] - machine.draft * checked
+        spent += draft + check
+        made += stood + 1
+        control.note_round(RoundOutcome(checked, stood, stood + 1, tuple(sure), clock(draft), clock(check), 0.0, 0, 0))
+    return made / spent, control
+
+
+def mean(kind: str, name: str, seeds: int = 6, **more: object) -> float:
+    return statistics.mean(run(kind, MACHINES[name], seed=s, **more)[0] for s in range(seeds))  # type: ignore[arg-type]
+
+
+def best_fixed(kind: str, name: str) -> float:
+    return max(mean(kind, name, mode="fixed", depth=k) for k in (1, 2, 3))
+
+
+@pytest.mark.parametrize("informative", [True, False])
+@pytest.mark.parametrize("name", sorted(MACHINES))
+@pytest.mark.parametrize("kind", [*ACCEPTANCE, "mixed"])
+def test_auto_is_never_slower_than_plain_decoding(kind: str, name: str, informative: bool) -> None:
+    assert mean(kind, name, informative=informative) >= 0.99
+
+
+@pytest.mark.parametrize("name", sorted(MACHINES))
+@pytest.mark.parametrize("kind", ["code", "json"])
+def test_auto_is_close_to_the_best_fixed_depth_where_that_pays(kind: str, name: str) -> None:
+    best = max(1.0, best_fixed(kind, name))
+    assert mean(kind, name) >= 0.97 * best
+    assert mean(kind, name, informative=False) >= 0.94 * best
+
+
+@pytest.mark.parametrize("name", ["published", "middling"])
+def test_on_mixed_text_auto_beats_every_fixed_depth(name: str) -> None:
+    assert mean("mixed", name) >= max(1.0, best_fixed("mixed", name))
+
+
+def test_stalls_and_a_slower_clock_change_no_choice() -> None:
+    for kind, name in (("prose", "published"), ("code", "published"), ("json", "resident")):
+        usual = mean(kind, name)
+        assert mean(kind, name, stalls=0.0, noise=0.0) == pytest.approx(usual, rel=0.04)
+        assert mean(kind, name, slower_from=400) == pytest.approx(usual, rel=0.04)
+
+
+def test_fallback_comes_at_the_limit_and_ends_with_the_reply() -> None:
+    control = Control("fixed", 2, 4)
+    control.start_reply()
+    for i in range(4):
+        assert control.state()[0] != "FALLBACK"
+        assert control.stats().streak == i
+        assert control.depth(2) == 2
+        control.note_round(RoundOutcome(2, 0, 1, (0.5, 0.5), 0.01, 0.1, 0.0, 0, 0))
+    assert control.state()[0] == "FALLBACK"
+    assert control.depth(2) == 0
+    control.start_reply()
+    assert control.depth(2) == 2
+    assert control.fallbacks == 1
+
+
+def test_an_accepted_draft_resets_the_streak_and_plain_steps_do_not() -> None:
+    control = Control("fixed", 1, 3)
+    zero = RoundOutcome(1, 0, 1, (0.5,), 0.01, 0.1, 0.0, 0, 0)
+    control.note_round(zero)
+    control.note_plain(0.1, 0)
+    control.note_round(zero)
+    assert control.stats().streak == 2
+    control.note_round(RoundOutcome(1, 1, 2, (0.5,), 0.01, 0.1, 0.0, 0, 0))
+    assert control.stats().streak == 0
+
+
+def test_every_state_has_a_reason() -> None:
+    control = Control("off", 3, 32)
+    assert control.state()[0] == "OFF"
+    _, parked = run("prose", MACHINES["disk-bound"])
+    assert parked.state()[0] == "PARKED"
+    assert "stands" in parked.state()[1]
+    _, on = run("json", MACHINES["resident"])
+    assert on.state()[0] == "ON"
+    assert Control("auto", 3, 32).state()[0] == "WARM"
+
+
+def test_the_depth_never_exceeds_what_may_be_drafted() -> None:
+    control = Control("fixed", 5, 32)
+    assert [control.depth(m) for m in (0, 1, 5, 9)] == [0, 1, 5, 5]
+    assert Control("off", 5, 32).depth(5) == 0
