@@ -1,0 +1,82 @@
+"""Show what this machine has, what a model needs on it, and the speed to expect, with the arithmetic."""
+
+from __future__ import annotations
+
+import argparse
+
+from ._flags import add_model_flags, load_settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...engine.bench.doctor import Diagnosis
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--no-disk", action="store_true", help="do not measure the disk")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...engine.bench.doctor import diagnose
+
+    found = diagnose(load_settings(args).engine, disk=not args.no_disk)
+    if args.json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps({**asdict(found), "planned_bytes": found.plan.total_bytes}, indent=2))
+        return 0
+    _show(found)
+    return 0
+
+
+def _show(d: Diagnosis) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ...engine.plan import size_text
+    from ..text.sanitise import one_line
+
+    console = Console(highlight=False, markup=False)
+    console.print(
+        f"{d.system}, {d.cores} cores, {size_text(d.memory_bytes)} memory, of which {size_text(d.limit_bytes)} may be used"
+    )
+    console.print(
+        f"{one_line(d.model)}: {d.layers} layers x {d.experts_a_layer} experts, {d.top_k} a token, "
+        f"{size_text(d.expert_bytes)} each, {size_text(d.expert_total_bytes)} in all; computing in {d.dtype}; "
+        + ("has an MTP layer" if d.has_mtp else "has no MTP layer")
+    )
+    table = Table("memory", "bytes", "", box=None)
+    for name, n in d.plan.terms:
+        table.add_row(name, f"{n:,}", size_text(n))
+    table.add_row("planned", f"{d.plan.total_bytes:,}", size_text(d.plan.total_bytes))
+    table.add_row("available", f"{d.plan.limit_bytes:,}", size_text(d.plan.limit_bytes))
+    console.print(table)
+    share = d.plan.slots / max(1, d.layers * d.experts_a_layer)
+    console.print(
+        f"context {d.plan.context:,} tokens; {d.plan.slots:,} expert slots ({share:.0%} of the experts); "
+        f"{d.plan.draft_slots:,} for the draft layer; {d.plan.layer_buffers} layer buffers for prompts"
+    )
+    for note in d.notes:
+        console.print(one_line(note))
+    if d.disk is not None and d.expected is not None:
+        _show_disk(console, d)
+
+
+def _show_disk(console: object, d: Diagnosis) -> None:
+    e, disk = d.expected, d.disk
+    assert e is not None
+    assert disk is not None
+    how = "past the page cache" if disk.direct_io else "through the page cache"
+    say = console.print  # type: ignore[attr-defined]
+    say(f"disk: one expert in {disk.alone_s * 1000:.2f} ms, {disk.together_bytes_a_s / 1e9:.2f} GB/s together ({how})")
+    if e.tokens_a_s is None:
+        say("all experts fit in memory: the disk does not limit the speed")
+        return
+    say(
+        f"expected: {d.layers * d.top_k} experts a token, {e.hit_rate:.0%} of them in the slots "
+        f"({e.cycles:.2f} token cycles), {e.misses_a_token:.0f} x {d.expert_bytes:,} bytes at "
+        f"{disk.together_bytes_a_s / 1e9:.2f} GB/s = {e.disk_s_a_token * 1000:.0f} ms: at most {e.tokens_a_s:.1f} tok/s "
+        "without drafting, computing not counted"
+    )
