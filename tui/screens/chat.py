@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["ChatScreen"]
 
 DIGITS_EVERY_S = 0.5
+LEAST = (24, 6)
+"""Columns and rows below which only a sentence is shown; a reply goes on all the same."""
 
 
 class ChatScreen(ChatActions, TurnActions, DialogActions):
@@ -51,7 +53,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
     def compose(self) -> ComposeResult:
         app = self.chat_app
         panels = find_panels(app.ui.panel_order, app.ui.panel_hide)
-        yield Bar(id="header")
+        yield Bar(id="header", keep_right=True)
         with Horizontal(id="body"):
             yield Transcript(app.state, id="transcript")
             yield SidePanel(panels, id="side")
@@ -64,6 +66,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
                 yield Composer(id="composer")
         yield Bar(id="status")
         yield Bar(id="hints")
+        yield Static(f"terminal too small (need {LEAST[0]}×{LEAST[1]})", id="too-small", markup=False)
 
     def on_mount(self) -> None:
         self.transcript = self.query_one("#transcript", Transcript)
@@ -72,6 +75,10 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         self.strip = self.query_one("#strip", MetricsStrip)
         self.suggestions = self.query_one("#suggestions", Suggestions)
         self.composer.suggestions = self.suggestions
+        self.transcript.ascii = self.chat_app.ui.ascii
+        for bar in self.query(Bar):
+            bar.ascii = self.chat_app.ui.ascii
+        self.set_class(self.chat_app.ui.ascii, "-ascii")
         self.apply_metrics()
         self.show_all()
 
@@ -135,8 +142,10 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         """Side, strip or nothing, by the setting and the room there is."""
         mode = self.chat_app.metrics
         wide, _, _ = self.sizes
-        self.side.display = mode == "full" and wide
-        self.strip.display = mode == "strip" or (mode == "full" and not wide)
+        self.set_class(self.app.size.width < LEAST[0] or self.app.size.height < LEAST[1], "-small")
+        small = self.has_class("-small")
+        self.side.display = mode == "full" and wide and not small
+        self.strip.display = (mode == "strip" or (mode == "full" and not wide)) and not small
 
     def _show_queued(self) -> None:
         state = self.chat_app.state

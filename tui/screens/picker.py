@@ -103,7 +103,7 @@ class Rows(Widget):
             if item.disabled:
                 row = row.stylize(MUTED)
             if i == self.at:
-                row = row.pad_right(max(0, width - row.cell_length)).stylize("reverse")
+                row = Content(row.plain).pad_right(max(0, width - row.cell_length)).stylize("reverse")
             out.append(row)
             if item.below:
                 out.append(Content.styled(f"    {item.below}", MUTED).truncate(width, ellipsis=True))

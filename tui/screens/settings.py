@@ -88,6 +88,10 @@ class SettingsScreen(ModalScreen["ChatSettings | None"]):
     def on_mount(self) -> None:
         self.query_one("#system").focus()
 
+    def on_resize(self) -> None:
+        """The fields take what the rows around them leave of the screen."""
+        self.query_one(VerticalScroll).styles.max_height = max(3, int(self.app.size.height * 0.9) - 9)
+
     @on(Input.Changed)
     def _changed(self) -> None:
         self._read()

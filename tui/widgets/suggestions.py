@@ -52,5 +52,7 @@ class Suggestions(Widget):
             name, what = self.items[i]
             row = Content.assemble((f"  {name:<{wide}}", "bold"), (what, "$text-muted"))
             row = row.truncate(width, ellipsis=True)
-            rows.append(row.pad_right(max(0, width - row.cell_length)).stylize("reverse") if i == self.at else row)
+            if i == self.at:
+                row = Content(row.plain).pad_right(max(0, width - row.cell_length)).stylize("reverse")
+            rows.append(row)
         return Content("\n").join(rows)

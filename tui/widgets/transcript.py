@@ -21,6 +21,7 @@ from textual.style import Style
 
 from ..keys import ACTIONS
 from ..state import ChatState, Turn
+from ..text.glyphs import plain
 from ..text.layout import Line
 from .turn_lines import Look, TurnLines
 
@@ -56,8 +57,10 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         self.state = state
         self.following = True
         self.narrow = False
+        self.ascii = False
         self.welcome: list[Line] = []
         """Shown while there is no turn."""
+        self._welcomed: list[Line] = []
         self.missed = 0
         """Rows that came below the view while it was not following."""
         self.thoughts_open = False
@@ -104,6 +107,8 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
             y += len(item.lines)
         if not self._items:
             y = len(self.welcome)
+            changed |= self.welcome != self._welcomed
+            self._welcomed = self.welcome
         grown, before = y - self._total, self._total
         if changed or starts != self._starts or grown:
             self._starts, self._total = starts, y
@@ -164,6 +169,7 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         return self._strip(content, base, width).apply_offsets(0, at)
 
     def _strip(self, content: Content, base: Style, width: int) -> Strip:
+        content = plain(content) if self.ascii else content
         segments = [Segment(t, s.rich_style) for t, s in content.render(base, "", parse_style=self._get_style)]
         return Strip(segments, content.cell_length).adjust_cell_length(width, base.rich_style)
 

@@ -88,6 +88,8 @@ class TurnLines:
         out += body
         if turn.running and turn.status in ("waiting", "prefill") and not body:
             out.append(Line(Content.styled("…", MUTED)))
+        if (turn.failure is not None or turn.status in NOTES) and (body or turn.thinking):
+            out.append(BLANK)
         if turn.failure is not None:
             mark = "! "
             out += plain_lines(turn.failure.message, look.width, "$text-error", mark)
