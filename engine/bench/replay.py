@@ -45,7 +45,8 @@ class ReplayResult:
 class Belady:
     """Evicts who is asked for again last, or never: no policy with the same slots has more hits.
 
-    Made for one pass over `routes`, which have to come in the same order. A prompt hands over what it asked for.
+    Made for one pass over `routes`, which have to come in the same order. From a prompt, which reads whole layers, it
+    keeps what comes up soonest, asked for by the prompt or not.
     """
 
     def __init__(self, routes: Sequence[Routes], layers: int, experts: int) -> None:
@@ -54,7 +55,6 @@ class Belady:
         self._offset = np.zeros(layers)
         self._never = float(len(routes))
         self._next = np.full((len(routes), experts), self._never)
-        self._seen = np.zeros((layers, experts), bool)
         upcoming = np.full((layers, experts), self._never)
         for i in range(len(routes) - 1, -1, -1):
             r = routes[i]
@@ -68,14 +68,13 @@ class Belady:
         self._i += 1
 
     def prime(self, layer: int, rows: np.ndarray) -> None:
-        self._seen[layer, rows.reshape(-1)] = True
         self.record(layer, ())
 
     def victims(self, count: int, blocked: Collection[int]) -> list[int]:
         return self._ranks.victims(count, blocked, self._offset)
 
     def worth(self, layer: int) -> np.ndarray:
-        return np.where(self._seen[layer], self._never - self._ranks.value[layer], 0.0)
+        return self._never - self._ranks.value[layer]
 
 
 def slots_for(trace: Trace, cycles: float, pool: Pool = "trunk") -> int:

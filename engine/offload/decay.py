@@ -14,8 +14,8 @@ from .ranks import LayerRanks
 
 __all__ = ["DecayPolicy"]
 
-KEEP = (0.5, 0.8, 0.95, 0.99)
-"""What each memory keeps from one turn to the next: from the last few tokens to the last few hundred."""
+KEEP = (0.5, 0.8, 0.95, 0.99, 0.998)
+"""What each memory keeps from one turn to the next: from the last two tokens to the last five hundred."""
 PRIOR_TURNS = 200
 """The weights start out equal and are believed as much as this many turns would be."""
 FORGET = 0.999
