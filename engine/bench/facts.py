@@ -1,0 +1,81 @@
+"""What was running and on what: versions, commit, peak memory, page cache. Knows no engine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ... import __version__
+
+__all__ = ["commit", "drop_page_cache", "peak_resident_bytes", "versions"]
+
+_LIBRARIES = ("mlx", "mlx-lm", "numpy", "tokenizers")
+
+
+def versions() -> dict[str, str]:
+    """This program, Python, the system, and the libraries that compute."""
+    found = {
+        "qwen-chat-mlx": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def commit() -> str:
+    """The commit of the clone this runs from, with "+" where tracked files differ from it; empty outside a clone."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        return head[:12] + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL
+    )
+    return done.stdout.strip()
+
+
+def peak_resident_bytes() -> int:
+    """Most memory this process has had resident since it began."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text("ascii").splitlines():
+            # ru_maxrss is inherited from the parent on Linux; VmHWM is this program's own.
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def drop_page_cache(folder: Path) -> str:
+    """Ask the system to forget what it holds of a folder's files; one sentence about what was done. Never raises."""
+    if not hasattr(os, "posix_fadvise"):
+        return "not dropped: this system drops pages of a file for nobody but root"
+    files = n_bytes = 0
+    try:
+        for path in sorted(p for p in folder.iterdir() if p.is_file()):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)  # pages that are still to be written are not dropped
+                n_bytes += os.fstat(fd).st_size
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                files += 1
+            finally:
+                os.close(fd)
+    except OSError as e:
+        return f"dropped for {files} files only: {e.strerror or e}"
+    return f"dropped with posix_fadvise before the prompt ({files} files, {n_bytes:,} bytes)"

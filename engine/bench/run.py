@@ -1,0 +1,180 @@
+"""One run of a benchmark in this process: opens an engine through its door, asks once, and looks at what comes out.
+
+Whoever calls this does nothing else in the process; `child` starts a fresh one for every run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .. import errors, open_engine
+from ..config import EngineConfig
+from ..events import EngineFailed, Event, ModelLoading, ModelReady, PrefillProgress, TextDelta, TurnFinished
+from ..types import GenerationRequest, Sampling
+from .facts import drop_page_cache, peak_resident_bytes
+from .figures import figures_of
+
+__all__ = ["SEED", "Now", "RunResult", "RunTask", "as_error", "ids_hash", "run_here"]
+
+SEED = 42
+REQUEST_ID = "bench"
+_LOOK_EVERY_S = 0.25
+
+_E = TypeVar("_E", ModelReady, TurnFinished)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTask:
+    """What one run is to do; made of what JSON can hold."""
+
+    settings: dict[str, Any]
+    """Fields of EngineConfig."""
+    prompt: str
+    prompt_tokens: int
+    """How many tokens the prompt is known to be."""
+    max_tokens: int
+    drop_page_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What one run brought; made of what JSON can hold."""
+
+    token_ids: tuple[int, ...]
+    ids_sha256: str
+    finish_reason: str
+    figures: dict[str, float | None]
+    """By the names of `figures.FIGURES`."""
+    depth_counts: tuple[int, ...]
+    """Steps by the number of drafts proposed, plain ones at index 0."""
+    page_cache: str
+    """What was done about the page cache before the prompt."""
+    direct_io: bool
+    """Whether experts were read past the page cache."""
+    model: dict[str, Any]
+    """The fields of ModelReady."""
+    stats: dict[str, Any]
+    """The request's EngineStats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """How far a run is."""
+
+    phase: str
+    done: int
+    total: int
+    unit: str
+
+
+def ids_hash(ids: Sequence[int]) -> str:
+    """sha256 of token ids as 32-bit little-endian integers."""
+    return hashlib.sha256(b"".join(i.to_bytes(4, "little") for i in ids)).hexdigest()
+
+
+def as_error(kind: str, message: str, hint: str) -> errors.QwenChatError:
+    """The error that a class name of engine/errors and its two sentences stand for."""
+    found = getattr(errors, kind, None)
+    if not isinstance(found, type) or not issubclass(found, errors.QwenChatError):
+        found = errors.QwenChatError
+    return found(message, hint)
+
+
+def run_here(task: RunTask, tell: Callable[[Now], None] = lambda _: None) -> RunResult:
+    """Carry out a task; `tell` hears how far it is, at most four times a second.
+
+    Raises the engine's errors, ContextFullError when prompt and reply do not fit together.
+    """
+    config = EngineConfig(**task.settings)
+    door = _Door(config, tell)
+    try:
+        ready = door.until(ModelReady)
+        if task.prompt_tokens + task.max_tokens > ready.context:
+            raise errors.ContextFullError(
+                f"{task.prompt_tokens:,} prompt tokens and {task.max_tokens:,} more do not fit the context of {ready.context:,}.",
+                "Lower --prompt-tokens or --max-tokens, or raise --context.",
+            )
+        page_cache = drop_page_cache(Path(ready.path)) if task.drop_page_cache else "left as it was"
+        start = time.perf_counter()
+        door.ask(
+            GenerationRequest(
+                REQUEST_ID, (), Sampling(temperature=0.0, seed=SEED), max_tokens=task.max_tokens, raw_prompt=task.prompt
+            )
+        )
+        done = door.until(TurnFinished)
+        wall_s = door.seen_s - start
+        stats = done.stats
+        if stats.throughput.prompt_tokens != task.prompt_tokens or stats.throughput.reused_tokens:
+            raise errors.RequestError(
+                f"The prompt came out as {stats.throughput.prompt_tokens:,} tokens, not as {task.prompt_tokens:,}.",
+                "Please report it.",
+            )
+        outside = {"peak_rss_bytes": float(peak_resident_bytes()), "load_s": ready.load_s}
+        return RunResult(
+            token_ids=done.token_ids,
+            ids_sha256=ids_hash(done.token_ids),
+            finish_reason=done.finish_reason,
+            figures=figures_of(stats, door.arrivals, wall_s, outside),
+            depth_counts=stats.drafts.depth_counts,
+            page_cache=page_cache,
+            direct_io=stats.ssd.direct_io,
+            model=asdict(ready),
+            stats=asdict(stats),
+        )
+    finally:
+        door.engine.close()
+
+
+class _Door:
+    """An engine and its events with their times. Emitting is an append, so that listening costs a run nothing."""
+
+    def __init__(self, config: EngineConfig, tell: Callable[[Now], None]) -> None:
+        self._came: deque[tuple[float, Event]] = deque()
+        self._ended = threading.Event()
+        self._tell = tell
+        self._most = self._tokens = 0
+        self.arrivals: list[tuple[float, int]] = []
+        """(time, tokens) of every delta."""
+        self.seen_s = 0.0
+        """When the last event that was waited for came, on perf_counter's clock."""
+        self.engine = open_engine(config, self._emit)
+
+    def _emit(self, event: Event) -> None:
+        self._came.append((time.perf_counter(), event))
+        if isinstance(event, (ModelReady, TurnFinished, EngineFailed)):
+            self._ended.set()
+
+    def ask(self, request: GenerationRequest) -> None:
+        self._most = request.max_tokens or 0
+        self.engine.submit(request)
+
+    def until(self, kind: type[_E]) -> _E:
+        """The next event of this kind. Raises what the engine failed with."""
+        while True:
+            self._ended.wait(_LOOK_EVERY_S)
+            self._ended.clear()
+            now: Now | None = None
+            while self._came:
+                at, event = self._came.popleft()
+                if isinstance(event, TextDelta):
+                    self.arrivals.append((at, event.tokens))
+                    self._tokens += event.tokens
+                    now = Now("decoding", self._tokens, self._most, "tokens")
+                elif isinstance(event, ModelLoading):
+                    now = Now(event.phase, event.done, event.total, event.unit)
+                elif isinstance(event, PrefillProgress):
+                    now = Now(event.phase, event.done, event.total, "tokens")
+                elif isinstance(event, EngineFailed):
+                    raise as_error(event.kind, event.message, event.hint)
+                elif isinstance(event, kind):
+                    self.seen_s = at
+                    return event
+            if now is not None:
+                self._tell(now)
