@@ -36,7 +36,7 @@ def through(session: Any, caches: list[Any], before: list[int], ids: list[int], 
 def test_logits_have_the_same_bits_under_every_cache_policy_order_and_arrival(
     layout: Any, disk: Any, open_session: Callable[..., Any]
 ) -> None:
-    ids = layout.prompt[:40]
+    ids = layout.prompt[:30]
     expected = open_session(layout, expert_cache="100 %", prefill_step=20, layer_major_threshold=NEVER).score(ids)
     late = random.Random(0)
     disk.before = lambda kind, number: time.sleep(late.random() / 500) if kind != "weights" else None

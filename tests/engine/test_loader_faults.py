@@ -169,15 +169,20 @@ def fails(kind: str, since: int = 1, what: str = "EIO") -> Callable[[str, int], 
     return before
 
 
+COLD: dict[tuple[int, ...], list[int]] = {}
+"""Next ids behind a prompt, from sessions that never failed."""
+
+
 @pytest.fixture
 def healthy(tiny: Any, disk: Any, open_session: Callable[..., Any], continued: Any) -> Callable[[Any, list[int]], None]:
     """Two further requests give the ids of a session that never failed; the slots' book is right."""
 
     def check(session: Any, ids: list[int]) -> None:
         disk.before = lambda kind, number: None
-        expected = continued(open_session(tiny, expert_cache="100 %"), ids, 3)
+        if tuple(ids) not in COLD:
+            COLD[tuple(ids)] = continued(open_session(tiny, expert_cache="100 %"), ids, 3)
         for _ in range(2):
-            assert continued(session, ids, 3) == expected
+            assert continued(session, ids, 3) == COLD[tuple(ids)]
         consistent(session)
 
     return check
@@ -290,12 +295,12 @@ def test_scoring_on_a_failing_disk_leaves_the_conversation_alone(
 
 
 @pytest.mark.parametrize("threshold", [NEVER, ALWAYS])
-@pytest.mark.parametrize("at", [1, 4, 11])
+@pytest.mark.parametrize("at", [1, 4, 7])
 def test_a_stop_anywhere_in_a_prompt_leaves_the_timeline_as_it_was(
     tiny: Any, open_session: Callable[..., Any], healthy: Any, threshold: int, at: int
 ) -> None:
     session = open_session(tiny, layer_major_threshold=threshold, prefill_step=16)
-    ids = tiny.prompt
+    ids = tiny.prompt[:40]
     session.prompt(ids[:9])
     asked = iter(range(1, 1000))
     session.meter.cancel = lambda: next(asked) == at
