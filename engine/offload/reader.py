@@ -7,6 +7,7 @@ that destination any more: this is what makes a slot safe to give to somebody el
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import threading
@@ -27,6 +28,12 @@ PIECE_BYTES = 4 << 20
 """Most bytes that one thread reads in place in one go."""
 BOUNCE_BYTES = 1 << 20
 """Size of a thread's bounce buffer: the most that an unaligned direct read takes in one go."""
+
+_HINTS = {
+    errno.EMFILE: "Allow more open files (ulimit -n 1024) and start again.",
+    errno.ENFILE: "Close other programs that hold many files open, then try again.",
+    errno.EACCES: "Make the file readable for this user, then try again.",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -336,8 +343,7 @@ def _merged(ranges: Iterable[ReadRange], room: int) -> list[ReadRange]:
 def _told(path: str, error: OSError) -> StorageError:
     """An operating system error as one sentence with a way out."""
     why = error.strerror or repr(error)
-    return StorageError(
-        f"Reading {path} failed: {why}.",
-        "Check that the disk is connected and the model is still there, then try again.",
-        path=path,
+    hint = _HINTS.get(
+        error.errno or 0, "Check that the disk is connected and the model is still there, then try again."
     )
+    return StorageError(f"Reading {path} failed: {why}.", hint, path=path)

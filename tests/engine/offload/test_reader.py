@@ -213,6 +213,17 @@ def test_a_file_that_became_shorter_is_told(tmp_path: Path, direct: str) -> None
         assert target[:5000] == b"x" * 5000
 
 
+def test_too_many_open_files_have_a_way_out_of_their_own(
+    data: tuple[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, *_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(reader, "open_data_file", refuse)
+    with Reader(1) as r, pytest.raises(StorageError, match="ulimit"):
+        r.submit([ReadRange(data[0], 0, 1, 0)], memory(1)).wait()
+
+
 def test_a_deleted_file_that_is_open_is_still_read(tmp_path: Path) -> None:
     path = tmp_path / "deleted.bin"
     path.write_bytes(b"y" * 100)

@@ -1,0 +1,31 @@
+"""Measuring the disk: every arm reads what it says, and files that cannot be measured are one sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from qwen_chat_mlx.engine.bench.disk import ARMS, measure_disk
+from qwen_chat_mlx.engine.errors import UsageError
+
+
+def test_every_arm_has_two_passes_a_round(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(os.urandom(600_000))
+    report = measure_disk(str(path), read_bytes=10_000, total_bytes=1 << 19, workers=2, rounds=2)
+    assert set(report.rates) == set(ARMS)
+    assert all(len(r) == 4 and min(r) > 0 for r in report.rates.values())
+    assert report.ratio("raw") == 1
+    assert report.read_bytes % 4096 == 0
+    assert report.alone_s > 0
+
+
+def test_small_and_missing_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(bytes(50_000))
+    with pytest.raises(UsageError, match="too small"):
+        measure_disk(str(path), read_bytes=10_000)
+    with pytest.raises(UsageError, match="No such file"):
+        measure_disk(str(tmp_path / "none"))
