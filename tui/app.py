@@ -84,7 +84,7 @@ class QwenChatApp(App[int]):
         self.clock = clock
         self.state = ChatState(clock, wall or (lambda: time.strftime("%H:%M")))
         self.state.loading_since_s = clock()
-        self.state.system, self.state.think = self.ui.system, self.ui.think
+        self.state.system, self.state.think = clean(self.ui.system), self.ui.think
         self.state.queued = clean(prompt) or None
         store = Store(places.conversations) if places is not None and self.ui.save_history else None
         self.recorder = Recorder(self.state, store, temporary=temporary)

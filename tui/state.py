@@ -123,7 +123,6 @@ class ChatState:
     queued: str | None = None
     """A prompt typed while the model loads or a reply runs; sent when its turn comes."""
     prefill: PrefillProgress | None = None
-    prefill_since_s: float = 0.0
     mtp: MtpChanged | None = None
     last_mode: MtpMode = "auto"
     """The last drafting mode that was not off; Ctrl+T goes back to it."""
@@ -230,15 +229,16 @@ class ChatState:
         """Take in one event; unknown request ids are old news and ignored."""
         match event:
             case ModelLoading():
-                self.phase, self.loading = "loading", replace(event, phase=one_line(event.phase, 60))
+                self.phase, self.loading = (
+                    "loading",
+                    replace(event, phase=one_line(event.phase, 60), unit=one_line(event.unit, 20)),
+                )
             case ModelReady():
                 self.phase, self.failure, self.loading = "ready", None, None
                 self.model = replace(event, name=one_line(event.name, 60), path=one_line(event.path, 400))
             case PrefillProgress():
                 if turn := self._turn(event.request_id):
-                    if self.prefill is None:
-                        self.prefill_since_s = self.clock()
-                    turn.status, self.prefill = "prefill", event
+                    turn.status, self.prefill = "prefill", replace(event, phase=one_line(event.phase, 40))
                     turn.version += 1
             case TurnStarted():
                 if turn := self._turn(event.request_id):

@@ -157,6 +157,11 @@ class View:
         return self.window.recent() or EngineStats()
 
     @cached_property
+    def worked_s(self) -> float:
+        """Seconds of prompt and decoding within the window; counted as they pass, unlike a request's whole time."""
+        return self.recent.throughput.prefill_s + self.recent.throughput.decode_s
+
+    @cached_property
     def age_s(self) -> float | None:
         """Seconds since the latest sample while something runs, if that is too long ago; else None."""
         last = self.window.last_at_s

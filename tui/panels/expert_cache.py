@@ -29,15 +29,17 @@ class ExpertCache(Panel):
         level = self._judge.level(share)
         steps = recent.drafts.rounds + recent.drafts.plain_steps
         missed = numbers.short(recent.experts.misses / steps if steps else None)
-        took = recent.timing.wall_s
+        took = view.worked_s
         evicted = numbers.short(recent.experts.evictions / took if took > 0 else None)
         graph = Graph(hit_rate, 0.0, 1.0, level=level)
-        budget = numbers.gib(now.budget_bytes if now else None)
+        held, budget = (
+            numbers.of(now.resident_bytes, now.budget_bytes) if now else (numbers.NOTHING, f"{numbers.NOTHING} GiB")
+        )
         rows = (
             Row((Cell(numbers.percent(share, 1), label="hit", level=level),), (Cell(missed, "/round", "miss"),)),
             graph,
             Row(
-                (Cell(numbers.gib(now.resident_bytes if now else None), f"/ {budget} GiB"),),
+                (Cell(held, f"/ {budget}"),),
                 (Cell(evicted, "/s", "evict"),),
             ),
         )

@@ -14,16 +14,16 @@ class Memory(Panel):
     def read(self, view: View) -> Reading:
         m = view.stats.memory if view.stats else None
         if m is None:
-            return Reading(Cell(numbers.NOTHING, "GiB"), absent="no sample yet")
+            return Reading(Cell(numbers.NOTHING), absent="no sample yet")
         ceiling = m.plan_bytes or m.limit_bytes
         share = m.rss_bytes / ceiling if ceiling else None
         level: Level = "" if share is None or share <= 0.97 else "fair" if share <= 1.03 else "bad"
         faults = view.recent.memory.major_faults
         rows = (
-            Bar("rss", share, f"{numbers.gib(m.rss_bytes)} / {numbers.gib(ceiling)} GiB", level),
+            Bar("rss", share, " / ".join(numbers.of(m.rss_bytes, ceiling)), level),
             Row(
-                (Cell(numbers.gib(m.peak_bytes), "GiB", "mlx peak"),),
+                (Cell(numbers.size(m.peak_bytes), label="mlx peak"),),
                 (Cell(numbers.count(faults), label="page-ins", level="fair" if faults > 1000 else ""),),
             ),
         )
-        return Reading(Cell(numbers.gib(m.rss_bytes), "GiB", level=level), rows)
+        return Reading(Cell(numbers.size(m.rss_bytes), level=level), rows)

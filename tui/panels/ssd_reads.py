@@ -25,7 +25,7 @@ class SsdReads(Panel):
             low, high = view.limits.get("ssd_p95_limits", (2.0, 8.0))
             self._judge = Judge(low, high, more_is_better=False)
         recent = view.recent
-        ssd, wall = recent.ssd, recent.timing.wall_s
+        ssd, worked = recent.ssd, view.worked_s
         p50, p95, p99 = (ssd.latency.quantile_s(q) for q in (0.5, 0.95, 0.99))
         level = self._judge.level(None if p95 is None else p95 * 1e3)
         graph = Graph(p95_ms, 0.1, 100.0, log=True, level=level)
@@ -35,7 +35,7 @@ class SsdReads(Panel):
             absent = "no reads: every expert asked for was in memory" if steps else "no reads yet"
             return Reading(Cell(numbers.NOTHING, "ms", "p95"), absent=absent)
         cached = numbers.percent(ssd.cached_bytes / ssd.judged_bytes) if ssd.judged_bytes else "n/a"
-        stall = numbers.percent(recent.timing.ssd_wait_s / wall if wall > 0 else None)
+        stall = numbers.percent(recent.timing.ssd_wait_s / worked if worked > 0 else None)
         rows = (
             Row((
                 Cell(numbers.ms(p50), label="p50"), Cell(numbers.ms(p95), label="p95", level=level),

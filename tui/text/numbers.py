@@ -64,6 +64,14 @@ def gib(n_bytes: float | None) -> str:
     return f"{value:.2f}" if value < 0.995 else f"{value:.1f}"
 
 
+def of(part_bytes: float, whole_bytes: float) -> tuple[str, str]:
+    """A part and its whole in the unit of the whole, which alone shows it: ("18.2", "20.0 GiB")."""
+    whole = size(whole_bytes)
+    unit = whole.rpartition(" ")[2]
+    value = part_bytes / 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
+    return (f"{value:.0f}" if unit == "B" or value >= 100 else f"{value:.1f}"), whole
+
+
 def size(n_bytes: float | None) -> str:
     """With a binary unit."""
     if n_bytes is None:
