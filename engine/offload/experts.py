@@ -130,8 +130,9 @@ class ExpertStore:
         self, layer: int, hidden: Sequence[mx.array], ids: Sequence[np.ndarray], *, together: bool
     ) -> list[mx.array]:
         places = [_Places(h, i, together=together) for h, i in zip(hidden, ids)]
-        union = np.unique(np.concatenate([i.reshape(-1) for i in ids])).tolist()
-        found = self.table.lookup(layer, union)
+        rows = np.concatenate(ids)
+        union = np.unique(rows).tolist()
+        found = self.table.lookup(layer, union, rows)
         if self.on_lookup is not None:
             self.on_lookup(layer, union)
         self._hits += len(found.hits)
