@@ -63,15 +63,6 @@ def test_no_error_is_swallowed_whole(sources: dict[str, str]) -> None:
                 assert caught not in ("everything", "Exception", "BaseException"), f"{path}:{node.lineno}"
 
 
-def test_test_names_are_sentences(sources: dict[str, str]) -> None:
-    for path, text in sources.items():
-        if not path.startswith("tests/"):
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                assert len(node.name.split("_")) >= 4, f"{path}: {node.name} is no sentence"
-
-
 def test_nobody_is_sent_to_the_unrelated_package(root: Path, tracked: frozenset[str]) -> None:
     """`qwen-chat` on PyPI is somebody else's cloud client."""
     unrelated = re.compile(r"(pip|pipx|uv tool|uv pip) install (--?\S+ )*['\"]?qwen-chat(?!-mlx)")
