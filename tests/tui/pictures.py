@@ -163,7 +163,11 @@ NOTHING = steps()
 LONG = " ".join(f"word{i}" for i in range(2000))
 TALK = script()
 NO_MTP = replace(FakeScript().model, has_mtp=False)
-BROKEN = script(load_error=CheckpointError("There is no config.json in /models/qwen.", "Check [model] path, or choose another with F6."))
+BROKEN = script(
+    load_error=CheckpointError(
+        "There is no config.json in /models/qwen.", "Check [model] path, or choose another with F6."
+    )
+)
 EIO = script(FakeReply(ANSWER, error=StorageError("Reading experts of layer 17 failed: Input/output error.", "Check the disk; the next prompt may work."), error_after=60))  # fmt: skip
 
 
