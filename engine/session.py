@@ -91,7 +91,12 @@ class Session:
     @classmethod
     def open(cls, config: EngineConfig, progress: Progress = lambda *_: None) -> Session:
         """Load the config's model. Raises the errors of `loader.load`."""
-        return cls(load(config, progress), config)
+        loaded = load(config, progress)
+        try:
+            return cls(loaded, config)
+        except BaseException:
+            loaded.close()
+            raise
 
     def close(self) -> None:
         """End the reading threads; the session is not usable afterwards."""

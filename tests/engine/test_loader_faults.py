@@ -376,3 +376,11 @@ def test_closing_ends_every_thread_and_may_be_done_twice(
     mx.eval(session.prompt(tiny.prompt)[0])
     session.close()
     session.close()
+
+
+def test_a_session_that_cannot_be_made_leaves_no_thread(
+    tiny: Any, open_session: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, no_thread_left: None
+) -> None:
+    monkeypatch.setattr("qwen_chat_mlx.engine.session.PromptOrder", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        open_session(tiny)
