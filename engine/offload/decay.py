@@ -25,6 +25,7 @@ STUDIED_ROWS = 256
 STUDIED_TURNS, THEN_ONE_IN = 4096, 7
 """So many turns are learned from one and all, after them one in seven: the weights move slowly by then."""
 LEAST_CHANCE = 1e-6
+LEAST_SCALE = 1e-8
 
 
 class DecayPolicy:
@@ -34,8 +35,10 @@ class DecayPolicy:
         self._layers = layers
         self._ranks = LayerRanks(layers, experts)
         self.added, self.removed = self._ranks.added, self._ranks.removed
-        # Column i of a layer is memory i of every expert, scaled to be a chance; the last column is 1.
+        # Column i of a layer times its scale is memory i of every expert, as a chance; the last column is 1. Fading
+        # changes the scale alone, which is folded into the memory before it gets too small for float32.
         self._memory = np.zeros((layers, experts, len(KEEP) + 1), np.float32)
+        self._scale = np.ones((layers, len(KEEP) + 1), np.float32)
         self._memory[:, :, -1] = 1.0
         self._keep = np.array([*KEEP, 1.0], np.float32)
         self._mark = 1 - self._keep
@@ -76,18 +79,25 @@ class DecayPolicy:
 
     def _remember(self, layer: int, experts: np.ndarray, learns: bool) -> None:
         """Take in what was asked for, after comparing it with what the memories said where `learns`."""
-        memory = self._memory[layer]
+        memory, scale = self._memory[layer], self._scale[layer]
         asked = memory[experts]
         if self._squares is None:
             self._start(len(experts))
         if learns:
-            self._squares += memory.T @ memory
-            self._products += asked.sum(axis=0)
-        memory *= self._keep
-        memory[experts] = asked * self._keep + self._mark
+            self._squares += memory.T @ memory * np.outer(scale, scale)
+            self._products += asked.sum(axis=0) * scale
+        scale *= self._keep
+        memory[experts] = asked + self._mark / scale
+        if scale[0] < LEAST_SCALE:
+            self._fold(layer)
+
+    def _fold(self, layer: int) -> None:
+        self._memory[layer] *= self._scale[layer]
+        self._scale[layer] = 1.0
 
     def _pass_over(self, layer: int, rows: np.ndarray) -> None:
         """What `_remember` of each row would leave in the memories, in one go and without learning."""
+        self._fold(layer)
         age = np.arange(len(rows) - 1, -1, -1)
         for i, keep in enumerate(KEEP):
             weights = np.repeat((1 - keep) * keep**age, rows.shape[1])
@@ -109,5 +119,5 @@ class DecayPolicy:
             self._products *= FORGET
 
     def _judge(self, layer: int) -> None:
-        chance = self._memory[layer] @ self._weights
+        chance = self._memory[layer] @ (self._weights * self._scale[layer])
         self._ranks.put(layer, 1 / np.maximum(chance, LEAST_CHANCE))

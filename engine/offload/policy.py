@@ -78,6 +78,8 @@ class SlotTable:
         self._slot_of: dict[Key, int] = {}
         self._free = list(range(slots - 1, -1, -1))
         self._pins: dict[Key, int] = {}
+        # With room for everybody nobody ever leaves, and who is asked for need not be remembered.
+        self._crowded = slots < layers * experts
 
     # ---- looking
 
@@ -108,6 +110,8 @@ class SlotTable:
                 misses.append(e)
             else:
                 hits.append((e, slot))
+        if not self._crowded:
+            return Lookup(hits, misses)
         if rows is not None and len(rows) >= PROMPT_ROWS:
             self.policy.prime(layer, rows)
         else:
