@@ -84,9 +84,8 @@ class Session:
             )  # fmt: skip
         control = Control(config.mtp, config.max_draft, config.zero_acceptance_limit)
         return Rounds(
-            self, drafter, control, loaded.store, loaded.draft_store,
-            strict=config.verify == "strict", rejection=config.acceptance == "rejection",
-        )  # fmt: skip
+            self, drafter, control, strict=config.verify == "strict", rejection=config.acceptance == "rejection"
+        )
 
     @classmethod
     def open(cls, config: EngineConfig, progress: Progress = lambda *_: None) -> Session:

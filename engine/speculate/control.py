@@ -1,10 +1,11 @@
 """Whether to draft, and how deep. Pure Python: counts and seconds in, depths and reasons out.
 
 The τ-rule (a renewal-reward argument): with τ the best known time per token, a further draft pays while the chance that
-it and all before it stand, times τ, exceeds what it adds to the round. Two guards stand around it. The ledger adds up
-what drafting has won or lost against plain decoding; when it has lost its allowance (a few tokens' time, plus half a
-percent of all time) drafting is PARKED, and probes are paid from the allowance that grows meanwhile. FALLBACK ends
-drafting to the end of the reply after `limit` consecutive rounds with drafts and none accepted.
+it and all before it stand, times τ, exceeds what it adds to the round. A balance stands guard: it books what drafting
+wins or loses against plain decoding, and grows by half a percent of all time. Where the balance is spent, or the rule
+chooses no draft, drafting is PARKED; then a single draft is made now and then and compared with the token that plain
+decoding brings, so that a probe costs a draft and no check. FALLBACK ends drafting to the end of the reply after `limit`
+consecutive rounds with drafts checked and none accepted.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ __all__ = ["Control", "RoundOutcome"]
 
 WARM_DRAFTS = 32
 """Until this many drafts were checked the state says WARM."""
-_START_ALLOWANCE = 3.0
-"""Plain steps' worth of time that finding out whether drafting pays may cost."""
+_START = 3.0
+"""Plain steps' worth of time that finding out whether drafting pays may cost; unspent time adds up to this again."""
 _SHARE = 0.005
-"""Share of all time that probing may lose."""
+"""Share of all time that drafting may lose beyond that."""
 _MOST_CREDIT = 6.0
-"""Gains beyond this many plain steps do not pay for later losses."""
-_PLAIN_EVERY = 160
-"""Tokens between plain steps that check the pace while everything drafts."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 12, 96
-"""Tokens between probes: doubled by every probe that does not pay."""
+"""Gains beyond this many plain steps do not pay for later losses: two starts' worth, or a good text would hide a bad one."""
+_PROBE_EVERY = 8
+"""Tokens between probes at least: what a late return loses in a passage of about a hundred tokens equals what probes cost."""
+_LEARNING = 4
+"""Checks of one draft that are made before acceptance may call it off: as many as a cost needs to be believed."""
+_FIRST_PLAIN, _PLAIN_EVERY = 8, 128
+"""Tokens between plain steps that measure the pace while everything drafts: doubled from the one to the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,14 @@ class RoundOutcome:
     """Tokens that the reply took, the correction or bonus included."""
     confidences: tuple[float, ...]
     """The draft layer's probability of every draft made, checked or not."""
+    foreseen: bool
+    """Nothing was checked, and the first draft is the token that came."""
+    pairs: int
+    """Rows of the first draft forward: the anchor's, and those that were missing in the draft cache."""
     draft_s: float
     verify_s: float
+    """Of the check, or of the plain step where nothing was checked."""
     rewind_s: float
-    draft_misses: int
-    verify_misses: int
 
 
 class Control:
@@ -61,11 +67,11 @@ class Control:
         self._costs, self._calibration = Costs(), Calibration()
         self._streak = self._proposed = self._depth = 0
         self._fallen = self._parked = False
-        self._ledger = 0.0
-        self._allowance = _START_ALLOWANCE
-        self._wait = 0
-        self._pause = _FIRST_PAUSE
-        self._since_plain = 0
+        self._balance = _START
+        self._probe_cost = 0.0
+        self._since_probe = 0
+        self._probe_again = False
+        self._plain_gap, self._since_plain = _FIRST_PLAIN, 0
 
     def set_mode(self, mode: MtpMode) -> None:
         """Change the mode; a fallback ends with it."""
@@ -90,23 +96,23 @@ class Control:
         return self._depth
 
     def _auto_depth(self, most: int) -> int:
-        if not self._costs.pace_s or self._since_plain >= _PLAIN_EVERY:
+        if not self._costs.knows_pace or self._since_plain >= self._plain_gap:
             return 0
         if self._parked:
-            if self._wait > 0 or self._allowance + self._ledger < self._risk():
-                return 0
-            return 1
+            return int(self._may_probe())
         if self._learning():
             return 1
         return most if self._plan(most)[1] > 0 else 0
 
     def _learning(self) -> bool:
         """Too little is known to call it off."""
-        return self._proposed < 8
+        return self._costs.seen(1) < _LEARNING
 
-    def _risk(self) -> float:
-        """What one probe at depth 1 can lose, in plain steps."""
-        return self._costs.draft + self._costs.check(1) - 1.0
+    def _may_probe(self) -> bool:
+        if self._probe_again:
+            return self._balance >= self._costs.draft
+        # A probe that costs more than the balance can ever hold is still made when it is full.
+        return self._since_probe >= _PROBE_EVERY and self._balance >= min(_START, self._probe_cost)
 
     def _tau(self) -> float:
         """Best known time per token, in plain steps: plain decoding, or drafting as planned."""
@@ -156,6 +162,8 @@ class Control:
         """How many of the drafts made are worth a row of the check; 0 makes the round a plain step."""
         if self.mode == "fixed" or self._learning():
             return len(confidences)
+        if self._parked:
+            return 0
         tau, chance, gain, best = self._tau(), 1.0, 0.0, (0, 0.0)
         for j, c in enumerate(confidences):
             chance *= self._calibration.of(j, c)
@@ -166,60 +174,58 @@ class Control:
 
     # ---- behind a step
 
-    def note_plain(self, seconds: float, misses: int) -> None:
-        """A plain step took this long and read this many experts."""
+    def note_plain(self, seconds: float) -> None:
+        """A plain step took this long."""
         self._costs.see_plain(seconds)
+        if self._since_plain >= self._plain_gap:
+            self._plain_gap = min(_PLAIN_EVERY, 2 * self._plain_gap)
         self._since_plain = 0
+        self._probe_again = False
         self._pass(1)
 
     def note_round(self, outcome: RoundOutcome) -> None:
-        """A round is over; one whose drafts were not worth checking has drafted = 0."""
+        """A round is over; one whose drafts were not worth checking, or were a probe, has drafted = 0."""
         made, checked = len(outcome.confidences), outcome.drafted
-        self._costs.see_round(made, outcome.draft_s, checked, outcome.verify_s + outcome.rewind_s)
-        cost = self._costs.draft * made + self._costs.check(checked)
+        filling = outcome.pairs > MAX_DRAFT + 1
+        self._costs.see_round(0 if filling else made, outcome.draft_s, checked, outcome.verify_s + outcome.rewind_s)
+        spent = self._costs.draft * made
+        if filling:
+            spent = max(spent, outcome.draft_s / self._costs.pace_s)
+        tested, stood = (checked, outcome.accepted) if checked else (1, int(outcome.foreseen))
+        self._calibration.see(outcome.confidences[:tested], stood, rare=self._parked)
+        self._proposed += checked
         if checked:
-            self._proposed += checked
-            self._calibration.see(outcome.confidences[:checked], outcome.accepted, rare=self._parked)
             self._streak = 0 if outcome.accepted else self._streak + 1
-        self._settle(outcome.accepted + 1 - cost)
-        self._since_plain += outcome.committed
+            self._since_plain += outcome.committed
+        else:
+            self._since_plain = 0
         self._pass(outcome.committed)
+        self._balance = min(_MOST_CREDIT, self._balance + outcome.accepted + 1 - self._costs.check(checked) - spent)
+        if self._parked:
+            self._probe_over(outcome, spent)
+        elif not self._learning() and (self._balance < 0 or not self._plan(self.max_draft)[0]):
+            self._park()
         if self._streak >= self.limit and not self._fallen:
             self._fallen = True
             self.fallbacks += 1
 
     def _pass(self, tokens: int) -> None:
-        """Time goes by: the allowance grows, the pause before the next probe runs."""
-        self._allowance = min(_START_ALLOWANCE, self._allowance + _SHARE * tokens)
-        self._wait = max(0, self._wait - tokens)
+        """Time goes by: the balance grows."""
+        if self._balance < _START:
+            self._balance = min(_START, self._balance + _SHARE * tokens)
+        self._since_probe += tokens
 
-    def _settle(self, gain: float) -> None:
-        """Book what a round won or lost, in plain steps, and park or resume."""
-        self._ledger = min(_MOST_CREDIT, self._ledger + gain)
-        depth, planned = self._plan(self.max_draft)
-        if self._parked:
-            self._resume_or_wait(planned > 0, good=gain > 0)
-            return
-        broke = self._ledger < -self._allowance
-        if broke or (depth == 0 and not self._learning()):
-            self._parked = True
-            self._wait = self._pause = _FIRST_PAUSE
-            # What was lost so far is the allowance that is gone; the ledger starts even.
-            self._allowance = max(0.0, min(self._allowance, self._allowance + min(0.0, self._ledger)))
-            self._ledger = 0.0
+    def _park(self) -> None:
+        self._parked, self._probe_again, self._since_probe = True, False, 0
+        self._probe_cost = self._costs.draft
 
-    def _resume_or_wait(self, pays: bool, *, good: bool) -> None:
-        """A probe is over: draft again if it would pay, probe on while probes win, else wait twice as long."""
-        if pays:
+    def _probe_over(self, outcome: RoundOutcome, cost: float) -> None:
+        """Draft again if it would pay; probe on while probes stand."""
+        if not self._probe_again:
+            self._probe_cost = cost
+        self._since_probe, self._probe_again = 0, outcome.foreseen
+        if self._plan(self.max_draft)[0] and self._balance > 0:
             self._parked = False
-            self._pause = _FIRST_PAUSE
-        elif good:
-            self._wait = 0
-        else:
-            self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
-            self._wait = self._pause
-        self._allowance = max(0.0, self._allowance + min(0.0, self._ledger))
-        self._ledger = max(0.0, self._ledger)
 
     # ---- what to show
 

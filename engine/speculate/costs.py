@@ -7,6 +7,9 @@ Every observation is clamped to a quarter above or below what was expected: a st
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median
+
 from ..stats import MAX_DRAFT
 
 __all__ = ["Costs"]
@@ -19,19 +22,19 @@ _SURE_AFTER = 4
 _ROW_PRIOR = 0.45
 """Relative cost of one more row of a check while none was measured."""
 _DRAFT_PRIOR = 0.12
-_FIRST = 3
-"""The first observations are taken as they are, as running medians would be too slow to start from nothing."""
+_PLAIN_STEPS = 5
+"""The pace is the median of this many plain steps: two stalls, or a start with cold caches, do not move it."""
+_KNOWN_AFTER = 3
 
 
 class Costs:
     """Relative costs: a plain step is 1, `draft` one draft, `check(k)` the check of k drafts with its rewind."""
 
     def __init__(self) -> None:
-        self.pace_s = 0.0
-        """Seconds of a plain step; 0.0 before the first observation."""
+        self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
+        self._plain_seen = 0
         self.draft = _DRAFT_PRIOR
         self._drafts_seen = 0
-        self._plain_seen = 0
         self._check: list[float] = [1.0 + _ROW_PRIOR * k for k in range(MAX_DRAFT + 1)]
         self._seen = [0] * (MAX_DRAFT + 1)
 
@@ -43,27 +46,37 @@ class Costs:
         """How many checks of k drafts were measured."""
         return self._seen[k]
 
+    @property
+    def pace_s(self) -> float:
+        """Seconds of a plain step now; 0.0 before the first observation."""
+        return median(self._plain) if self._plain else 0.0
+
+    @property
+    def knows_pace(self) -> bool:
+        return self._plain_seen >= _KNOWN_AFTER
+
     def see_plain(self, seconds: float) -> None:
         """A plain step took this long."""
         self._plain_seen += 1
-        if self._plain_seen <= _FIRST:
-            # The smallest of the first few: start-up effects only ever add.
-            self.pace_s = seconds if not self.pace_s else min(self.pace_s, seconds)
-            return
-        self.pace_s *= 1 + _PACE_RATE * _clamped(seconds / self.pace_s - 1)
+        self._plain.append(seconds)
 
     def see_round(self, drafts: int, draft_s: float, checked: int, check_s: float) -> None:
-        """`drafts` drafts took draft_s; the check of `checked` of them, and the rewind, check_s."""
-        if not self.pace_s:
+        """`drafts` drafts took draft_s (0: not to be learned from); the check of `checked` of them, and the rewind,
+        check_s (0 checked: a plain step)."""
+        if not checked:
+            self.see_plain(check_s)
+        elif not self._plain:
             # No plain step yet: take the priors' word for what one would have taken.
-            self.pace_s = check_s / self._check[checked]
-        common = [
-            self._see_draft(draft_s / drafts / self.pace_s) if drafts else 0.0,
-            self._see_check(checked, check_s / self.pace_s) if checked else 0.0,
+            self._plain.append(check_s / self._check[checked])
+        pace = self.pace_s
+        surprises = [
+            self._see_draft(draft_s / drafts / pace) if drafts else 0.0,
+            self._see_check(checked, check_s / pace) if checked else 0.0,
         ]
-        # What both saw alike is the machine's pace, not the cost of either.
-        shared = min(common, key=abs) if common[0] * common[1] > 0 else 0.0
-        self.pace_s *= 1 + _PACE_RATE * shared
+        if surprises[0] * surprises[1] > 0:
+            # What both saw alike is the machine's pace, not the cost of either.
+            change = 1 + _PACE_RATE * min(surprises, key=abs)
+            self._plain = deque((s * change for s in self._plain), maxlen=_PLAIN_STEPS)
 
     def _see_draft(self, relative: float) -> float:
         """Learn a draft's cost; returns the clamped surprise once the cost is known."""

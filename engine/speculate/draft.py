@@ -97,6 +97,8 @@ class Drafter:
         self._kept = _Kept()
         self._last_wide: mx.array | None = None
         self._self_fed = 0
+        self.first_rows = 0
+        """Pairs that the first forward of the latest round took, missing ones included."""
         self.refilled = 0
         """Pairs filled in after drafting was off."""
         self.on_routes: Callable[[np.ndarray], None] | None = None
@@ -226,6 +228,7 @@ class Drafter:
         `tokens` is the trunk's timeline, `anchor` the token sampled behind it.
         """
         last = len(tokens) - 1
+        self.first_rows = last + 1 - self._next
         if last - self._next >= WHOLE_LAYER_PAIRS or self._kept.start > self._next:
             self.refilled += self.fill(tokens)
         self._drop_self_fed()

@@ -20,7 +20,6 @@ from ..decode import Step
 from ..forward import Forward
 from ..meter import Meter
 from ..models.contract import Model
-from ..offload.experts import ExpertStore
 from ..sampling import Sampler
 from ..stats import MAX_DRAFT, DraftStats
 from .control import Control, RoundOutcome
@@ -64,11 +63,10 @@ class Rounds:
     """Speculative decoding of one session."""
 
     def __init__(
-        self, timeline: Timeline, drafter: Drafter, control: Control, trunk: ExpertStore, draft: ExpertStore, *,
-        strict: bool, rejection: bool,
-    ) -> None:  # fmt: skip
+        self, timeline: Timeline, drafter: Drafter, control: Control, *, strict: bool, rejection: bool
+    ) -> None:
         self.drafter, self.control = drafter, control
-        self._timeline, self._trunk, self._draft = timeline, trunk, draft
+        self._timeline = timeline
         self._strict, self._rejection = strict, rejection
         self._stats = DraftStats()
 
@@ -109,20 +107,20 @@ class Rounds:
 
     def _plain(self, token: int, sampler: Sampler) -> Step:
         """One token without drafts; its wide hidden is kept for drafting later."""
-        step, seconds, misses = self._undrafted(token, sampler)
-        self.control.note_plain(seconds, misses)
+        step, seconds = self._undrafted(token, sampler)
+        self.control.note_plain(seconds)
         return step
 
-    def _undrafted(self, token: int, sampler: Sampler) -> tuple[Step, float, int]:
-        """(step, seconds, experts read) of a plain step."""
-        start, misses = time.perf_counter(), self._trunk.misses
+    def _undrafted(self, token: int, sampler: Sampler) -> tuple[Step, float]:
+        """(step, seconds) of a plain step."""
+        start = time.perf_counter()
         with self._timeline.meter.phase("plain"):
             logits = self._timeline.step(token)
             self.drafter.shrink()
         step = Step((self._sample(logits, sampler),))
         s = self._stats
         self._stats = replace(s, plain_steps=s.plain_steps + 1, depth_counts=_plus(s.depth_counts, 0))
-        return step, time.perf_counter() - start, self._trunk.misses - misses
+        return step, time.perf_counter() - start
 
     def _round(
         self, anchor: int, depth: int, sampler: Sampler, stops: Collection[int]
@@ -130,7 +128,6 @@ class Rounds:
         """Draft, check, hand out, keep. Returns the step and how many of its tokens were taken."""
         line, meter = self._timeline, self._timeline.meter
         begin = time.perf_counter()
-        misses = self._draft.misses, self._trunk.misses
         before = self._save()
         with self._all_or_nothing(before), meter.phase("draft"):
             made = self._drafts(anchor, depth, sampler)
@@ -139,9 +136,11 @@ class Rounds:
         drafts = made[: self.control.worth_checking(confidences)]
         if not drafts:
             self.drafter.end_round()
-            step, seconds, trunk = self._undrafted(anchor, sampler)
-            read = self._draft.misses - misses[0]
-            self.control.note_round(RoundOutcome(0, 0, 1, confidences, drafted_s, seconds, 0.0, read, trunk))
+            step, seconds = self._undrafted(anchor, sampler)
+            foreseen = made[0].token == step.tokens[0]
+            self.control.note_round(
+                RoundOutcome(0, 0, 1, confidences, foreseen, self.drafter.first_rows, drafted_s, seconds, 0.0)
+            )
             yield step
             return step, 1
         checking = time.perf_counter()
@@ -152,7 +151,6 @@ class Rounds:
             wide, logits = verify(line.forward, line.model, line.caches, line.tokens[-16:], ids, strict=self._strict)
             verdict = accept(sampler, logits, drafts, line.position + 1, rejection=self._rejection)
         verify_s = time.perf_counter() - checking
-        misses = self._draft.misses - misses[0], self._trunk.misses - misses[1]
         tokens = [*ids[1 : 1 + verdict.accepted], verdict.token]
         stop = next((i for i, t in enumerate(tokens) if t in stops), None)
         tokens = tokens if stop is None else tokens[: stop + 1]
@@ -166,11 +164,10 @@ class Rounds:
         finally:
             rewind_s = self._keep(kept, ids, wide)
             self._count(step, kept)
-            self.control.note_round(
-                RoundOutcome(
-                    step.drafted, step.accepted, kept, confidences, drafted_s, verify_s, rewind_s, *misses
-                )
-            )  # fmt: skip
+            self.control.note_round(RoundOutcome(
+                step.drafted, step.accepted, kept, confidences, False, self.drafter.first_rows, drafted_s, verify_s,
+                rewind_s,
+            ))  # fmt: skip
         return step, kept
 
     def _drafts(self, anchor: int, depth: int, sampler: Sampler) -> list[Draft]:

@@ -60,7 +60,7 @@ def run(
         most = control.depth(min(depth, tokens - made - 1))
         if not most:
             spent += 1
-            control.note_plain(clock(1), 0)
+            control.note_plain(clock(1))
             made += 1
             continue
         sure: list[float] = []
@@ -71,10 +71,13 @@ def run(
         stood = 0
         while stood < checked and rng.random() < chance[made + stood]:
             stood += 1
+        foreseen = not checked and rng.random() < chance[made]
         draft, check = machine.draft * len(sure), machine.rounds[checked] - machine.draft * checked
         spent += draft + check
         made += stood + 1
-        control.note_round(RoundOutcome(checked, stood, stood + 1, tuple(sure), clock(draft), clock(check), 0.0, 0, 0))
+        control.note_round(
+            RoundOutcome(checked, stood, stood + 1, tuple(sure), foreseen, 1, clock(draft), clock(check), 0.0)
+        )
     return made / spent, control
 
 
@@ -120,7 +123,7 @@ def test_fallback_comes_at_the_limit_and_ends_with_the_reply() -> None:
         assert control.state()[0] != "FALLBACK"
         assert control.stats().streak == i
         assert control.depth(2) == 2
-        control.note_round(RoundOutcome(2, 0, 1, (0.5, 0.5), 0.01, 0.1, 0.0, 0, 0))
+        control.note_round(RoundOutcome(2, 0, 1, (0.5, 0.5), False, 1, 0.01, 0.1, 0.0))
     assert control.state()[0] == "FALLBACK"
     assert control.depth(2) == 0
     control.start_reply()
