@@ -53,10 +53,18 @@ class Forward:
     ) -> None:
         self.model, self.store, self.meter = model, store, meter
         self._tables, self._buffers, self._dtype = tables, buffers, dtype
-        self.exact_rows: frozenset[int] = frozenset()
-        """Numbers of rows that were proven to have the same bits computed at once as computed alone."""
+        self.prove_rows: Callable[[], frozenset[int]] | None = None
+        """What finds `exact_rows` when they are first needed; None where no rows are to share products."""
+        self._exact_rows: frozenset[int] = frozenset()
         self.on_routes: Callable[[int, list[np.ndarray]], None] | None = None
         """Told (layer, ids of each part) of every read-back of the trunk."""
+
+    @property
+    def exact_rows(self) -> frozenset[int]:
+        """Numbers of rows that were proven to have the same bits computed at once as computed alone."""
+        if self.prove_rows is not None:
+            self._exact_rows, self.prove_rows = self.prove_rows(), None
+        return self._exact_rows
 
     @property
     def context_tokens(self) -> int:
@@ -83,7 +91,7 @@ class Forward:
         """
         pending = self.ask_rows(before, ids)
         try:
-            exact = len(ids) in self.exact_rows
+            exact = apart and len(ids) in self.exact_rows
             spans = [(i, i + 1) for i in range(len(ids))] if apart and not exact else [(0, len(ids))]
             together = exact if apart else together
             parts = [self.model.embed(as_ids(ids[a:b])) for a, b in spans]

@@ -78,10 +78,12 @@ class Session:
         )  # fmt: skip
         if config.verify == "strict":
             s = loaded.survey
-            self.forward.exact_rows = exact_rows(
+            self.forward.prove_rows = lambda: exact_rows(
                 self.model, range(2, config.max_draft + 2), wide=s.shape.wide, table_width=s.table_width,
                 expert_shapes=sorted({(p.shape[0], p.shape[1]) for p in s.layout.parts}), dtype=s.dtype,
             )  # fmt: skip
+            if config.mtp != "off":
+                _ = self.forward.exact_rows  # now, so that the first round is not measured with it
         control = Control(config.mtp, config.max_draft, config.zero_acceptance_limit)
         return Rounds(
             self, drafter, control, strict=config.verify == "strict", rejection=config.acceptance == "rejection"
