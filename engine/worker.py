@@ -96,6 +96,7 @@ class EngineWorker:
                 self._emit(TurnFinished(request.id, (), "cancelled", EngineStats()))
 
     def _serve(self) -> None:
+        from . import turn  # noqa: F401  or the first reply would wait for this import
         from .session import Session
         from .tokenizer import Tokenizer
 

@@ -70,6 +70,6 @@ def _setting(text: str, name: str) -> Setting:
     known = {n: s.field for s in settings for n in (s.field, s.key, s.name)}
     near = nearest(name, known, 1)
     raise UsageError(
-        f"The arm {text!r} names no setting: {name!r} is none" + (f"; did you mean {known[near[0]]!r}?" if near else "."),
+        f"The arm {text!r}: there is no setting {name!r}" + (f"; did you mean {known[near[0]]!r}?" if near else "."),
         "Arms can set " + ", ".join(s.field for s in settings) + ".",
     )

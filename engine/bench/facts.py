@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +16,7 @@ from ... import __version__
 __all__ = ["commit", "drop_page_cache", "peak_resident_bytes", "versions"]
 
 _LIBRARIES = ("mlx", "mlx-lm", "numpy", "tokenizers")
+_SETTLE_S = 0.2
 
 
 def versions() -> dict[str, str]:
@@ -44,7 +46,12 @@ def commit() -> str:
 
 def _git(root: Path, *words: str) -> str:
     done = subprocess.run(
-        ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL
+        ["git", "-C", str(root), *words],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+        stdin=subprocess.DEVNULL,
     )
     return done.stdout.strip()
 
@@ -65,17 +72,25 @@ def drop_page_cache(folder: Path) -> str:
     """Ask the system to forget what it holds of a folder's files; one sentence about what was done. Never raises."""
     if not hasattr(os, "posix_fadvise"):
         return "not dropped: this system drops pages of a file for nobody but root"
-    files = n_bytes = 0
+    n_bytes = 0
     try:
-        for path in sorted(p for p in folder.iterdir() if p.is_file()):
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)  # pages that are still to be written are not dropped
-                n_bytes += os.fstat(fd).st_size
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                files += 1
-            finally:
-                os.close(fd)
+        paths = sorted(p for p in folder.iterdir() if p.is_file())
+        # Pages that were only just read, ahead of need, are not given up at once.
+        for again in (False, True):
+            time.sleep(_SETTLE_S if again else 0)
+            for path in paths:
+                n_bytes += _drop(path)
     except OSError as e:
-        return f"dropped for {files} files only: {e.strerror or e}"
-    return f"dropped with posix_fadvise before the prompt ({files} files, {n_bytes:,} bytes)"
+        return f"dropped in part only: {e.strerror or e}"
+    return f"dropped with posix_fadvise before the prompt ({len(paths)} files, {n_bytes // 2:,} bytes)"
+
+
+def _drop(path: Path) -> int:
+    """The file's bytes."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)  # pages that are still to be written are not dropped
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)

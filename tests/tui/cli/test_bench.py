@@ -1,0 +1,117 @@
+"""`qwen-chat bench`: tables, JSON, Markdown, progress on stderr, and an end without anything left behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from qwen_chat_mlx.tui.cli import main
+
+MODEL = Path(__file__).parents[2] / "engine" / "fixtures" / "fp8-1"
+TINY = [
+    "bench", "--model", str(MODEL), "--set", 'model.memory_limit="4 GiB"', "--expert-cache", "25 %",
+    "--prompt-tokens", "16", "--max-tokens", "4",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("QWEN_CHAT_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Runs happen in this process, which is quicker."""
+    from qwen_chat_mlx.engine.bench import bench
+    from qwen_chat_mlx.engine.bench.run import run_here
+
+    monkeypatch.setattr(bench.measure, "__defaults__", (bench.measure.__defaults__[0], run_here))
+
+
+def test_json_has_a_report_a_workload_and_a_run_a_child(here, capsys):
+    arms = ["--arm", "mtp=off", "--arm", "mtp=fixed,max_draft=2"]
+    assert main([*TINY, *arms, "--workload", "code", "--runs", "2", "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    assert report["workload"] == "code"
+    assert report["order"] == ["mtp=off", "mtp=fixed,max_draft=2", "mtp=fixed,max_draft=2", "mtp=off"]
+    off, fixed = report["arms"]
+    assert fixed["same_ids"]
+    assert off["config"]["mtp.mode"] == "off"
+    assert fixed["config"]["mtp.max_draft"] == 2
+    assert fixed["ratio"]["pairs"] == 2
+    assert len(off["runs"]) == 2
+    assert len(off["runs"][0]["token_ids"]) == 4
+
+
+def test_the_table_and_the_markdown_show_every_arm(here, capsys):
+    arms = ["--arm", "mtp=off", "--arm", "expert_cache=100%"]
+    assert main([*TINY, *arms, "--runs", "1"]) == 0
+    shown = capsys.readouterr().out
+    for wanted in ("code: 16 prompt tokens", "novel: 16", "expert_cache=100%", "decode, tok/s", "ratio", "sha256"):
+        assert wanted in shown
+    assert main([*TINY, *arms, "--runs", "1", "--workload", "novel", "--markdown"]) == 0
+    shown = capsys.readouterr().out
+    heads = [line for line in shown.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in heads}) == 1
+    assert "`expert_cache=100%`" in heads[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--arm", "max_drft=2"], "did you mean 'max_draft'"),
+        (["--workload", "poem"], "no workload 'poem'"),
+        (["--runs", "0"], "--runs must be at least 1"),
+        (["--runs", "x"], "invalid int value"),
+        (["--prompt-tokens", "9999999"], "tokens for this model"),
+        (["--prompt-tokens", "-1"], "--prompt-tokens must be at least 1"),
+        (["--json", "--markdown"], "not allowed with"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(more, said, capsys):
+    assert main([*TINY, *more]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_the_error_of_a_child_is_one_sentence(capsys):
+    assert main([*TINY, "--context", "64", "--max-tokens", "60", "--workload", "code"]) == 1
+    told = capsys.readouterr().err
+    assert "do not fit the context of 64" in told
+    assert told.count("\n") == 1
+
+
+def test_ctrl_c_ends_the_child_too():
+    command = [sys.executable, "-m", "qwen_chat_mlx", *TINY, "--prompt-tokens", "1500", "--max-tokens", "2000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bench:
+        try:
+            children = _wait_for_children(bench.pid)
+            bench.send_signal(signal.SIGINT)
+            out, err = bench.communicate(timeout=60)
+        finally:
+            bench.kill()
+    assert bench.returncode == 130
+    assert (out, err) == (b"", b"")
+    for pid in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def _wait_for_children(pid, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done = subprocess.run(
+            ["pgrep", "-P", str(pid), "-f", "engine.bench.child"], capture_output=True, text=True, check=False
+        )
+        found = [int(p) for p in re.findall(r"\d+", done.stdout)]
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("no child was started")

@@ -1,0 +1,156 @@
+"""A benchmark's report as a table on the terminal and as Markdown. Everything shown is in the report."""
+
+from __future__ import annotations
+
+from ...engine.bench.bench import ArmReport, BenchReport, Spread
+from ...engine.bench.figures import FIGURES, MOST_UNEXPLAINED, Unit
+from ..text.numbers import percent, size
+from ..text.sanitise import one_line
+
+__all__ = ["as_markdown", "notes", "rows", "show"]
+
+_SIZES = ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
+
+
+def show(report: BenchReport) -> None:
+    """Print the report as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+    table = Table(box=None, title=_title(report), title_justify="left", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for arm in report.arms:
+        table.add_column(f"{one_line(arm.name)}\n{page_cache(arm)}", justify="right")
+    for row in rows(report):
+        table.add_row(*row)
+    console.print(table)
+    for note in notes(report):
+        console.print(note, soft_wrap=True)
+    console.print()
+
+
+def as_markdown(report: BenchReport) -> str:
+    """The same as Markdown."""
+    heads = ["", *(f"`{one_line(a.name)}` ({page_cache(a)})" for a in report.arms)]
+    lines = [f"### {_title(report)}", "", _cells(heads), _cells(["---", *("--:" for _ in report.arms)])]
+    lines += [_cells([row[0].strip(), *row[1:]]) for row in rows(report)]
+    return "\n".join([*lines, "", *(f"* {note}" for note in notes(report)), "", ""])
+
+
+def rows(report: BenchReport) -> list[list[str]]:
+    """Label and one cell an arm: every figure that some arm has, the ratio, the depths, the hash of the ids."""
+    found = []
+    for f in FIGURES:
+        spreads = [arm.spreads.get(f.name) for arm in report.arms]
+        if any(s is not None for s in spreads):
+            found.append(
+                [f"{f.label}, tok/s" if f.unit == "tok/s" else f.label, *(_spread(s, f.unit) for s in spreads)]
+            )
+        if f.name == "decode_tok_s" and len(report.arms) > 1:
+            found.append(["  ratio to the first arm", *(_ratio(a) for a in report.arms)])
+    if any(sum(a.depth_counts[1:]) for a in report.arms):
+        found.append(["steps by drafts: 0, 1, ...", *(_depths(a.depth_counts) for a in report.arms)])
+    found.append(["tokens", *(_tokens(a) for a in report.arms)])
+    found.append(["sha256 of the ids", *(_hash(a, i) for i, a in enumerate(report.arms))])
+    return found
+
+
+def notes(report: BenchReport) -> list[str]:
+    """What ran where, and what to be careful with; a sentence each."""
+    first = report.arms[0].runs[0]
+    made = ", ".join(f"{name} {v}" for name, v in report.versions.items() if name != "qwen-chat-mlx")
+    commit = f" at commit {report.commit}" if report.commit else ""
+    found = [
+        f"{one_line(first.model['name'])}, {first.model['dtype']}, context {first.model['context']:,}, "
+        f"experts in memory: {size(first.model['expert_cache_bytes'])} of {size(first.model['expert_bytes_total'])}",
+        f"qwen-chat {report.versions['qwen-chat-mlx']}{commit}; {made}",
+        "Median of the runs, in brackets the lowest and highest. Order: " + " | ".join(map(one_line, report.order)),
+        f"Page cache: {one_line(first.page_cache)}.",
+    ]
+    pairs = next((a.ratio.pairs for a in report.arms if a.ratio is not None and a.ratio.low is not None), 0)
+    if pairs:
+        found.insert(
+            3, f"Ratios are medians of {pairs} pairs of neighbouring runs; in brackets a 95% bootstrap interval."
+        )
+    for arm in report.arms:
+        left = arm.spreads["unexplained_share"]
+        if left is not None and max(left.high, -left.low) > MOST_UNEXPLAINED:
+            found.append(
+                f"{one_line(arm.name)}: up to {percent(left.high, 1)} of the time is in no part; these runs are too short, or "
+                "the machine was busy."
+            )
+        if not arm.repeats:
+            found.append(f"{one_line(arm.name)}: its runs did not all give the same tokens.")
+    return found
+
+
+def page_cache(arm: ArmReport) -> str:
+    """Where the reads came from, for the head of every column."""
+    if all(r.direct_io for r in arm.runs):
+        return "reads past the page cache"
+    share = arm.spreads["page_cache_share"]
+    return "page cache unknown" if share is None else f"{_spread(share, 'share')} of reads cached"
+
+
+def _title(report: BenchReport) -> str:
+    return (
+        f"{one_line(report.workload)}: {report.prompt_tokens:,} prompt tokens, up to {report.max_tokens:,} more, "
+        f"greedy, seed {report.seed}"
+    )
+
+
+def _spread(spread: Spread | None, unit: Unit) -> str:
+    """Median, then lowest and highest in the same unit where they differ as shown."""
+    if spread is None:
+        return "-"
+    factor, word = _scale(spread.median, unit)
+    middle, low, high = (_number(v / factor, unit) for v in (spread.median, spread.low, spread.high))
+    return f"{middle}{word}" if low == high else f"{middle}{word} ({low} - {high})"
+
+
+def _scale(value: float, unit: Unit) -> tuple[float, str]:
+    """What to divide by, and the word behind the number."""
+    if unit == "s":
+        return (1.0, " s") if value >= 1 else (1e-3, " ms")
+    if unit == "share":
+        return 0.01, "%"
+    if unit == "bytes/s":
+        return (1e9, " GB/s") if value >= 1e8 else (1e6, " MB/s")
+    if unit == "bytes":
+        return next(((f, w) for f, w in _SIZES if value >= f), (1.0, " B"))
+    return 1.0, ""
+
+
+def _number(value: float, unit: Unit) -> str:
+    """Three digits or so."""
+    if value == 0:
+        return "0"
+    if unit == "share" or 10 <= abs(value) < 100:
+        return f"{value:.1f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def _ratio(arm: ArmReport) -> str:
+    r = arm.ratio
+    if r is None:
+        return "-"
+    return f"{r.median:.3f}" if r.low is None else f"{r.median:.3f} ({r.low:.3f} - {r.high:.3f})"
+
+
+def _depths(counts: tuple[int, ...]) -> str:
+    last = max((i for i, n in enumerate(counts) if n), default=0)
+    return ", ".join(f"{n:,}" for n in counts[: last + 1])
+
+
+def _tokens(arm: ArmReport) -> str:
+    run = arm.runs[0]
+    return f"{len(run.token_ids):,}" + ("" if run.finish_reason == "length" else f" ({run.finish_reason})")
+
+
+def _hash(arm: ArmReport, index: int) -> str:
+    return arm.ids_sha256[:12] + ("" if index == 0 or arm.same_ids else " (differs)")
+
+
+def _cells(cells: list[str]) -> str:
+    return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"

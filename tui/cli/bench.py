@@ -1,0 +1,97 @@
+"""Measure speed, reads and memory of one or several settings on the same text, each run in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ._flags import add_model_flags, load_settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...engine.bench.bench import Position
+    from ...engine.bench.run import Now
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "example: qwen-chat bench --arm mtp=off --arm mtp=auto --arm mtp=fixed,max_draft=2 --workload code --runs 4. "
+        "Runs are greedy, begin without anything kept from another, and alternate between the arms: A B B A."
+    )
+    group = parser.add_argument_group("what is measured")
+    group.add_argument(
+        "--arm", metavar="NAME=VALUE,...", action="append", default=[], dest="arms",
+        help="a configuration: settings to change; may be repeated, the first one is what others are compared with",
+    )  # fmt: skip
+    group.add_argument(
+        "--workload", metavar="TEXT", action="append", default=[], dest="workloads",
+        help="the text to continue: code, novel (both when none is given) or a text file; may be repeated",
+    )  # fmt: skip
+    group.add_argument("--prompt-tokens", metavar="N", type=int, default=4096, help="length of the prompt (4096)")
+    group.add_argument(
+        "--max-tokens", metavar="N", type=int, default=256, dest="reply_tokens", help="length of the reply (256)"
+    )
+    group.add_argument("--runs", metavar="N", type=int, default=2, help="runs of each arm (2)")
+    group.add_argument(
+        "--drop-page-cache", action="store_true",
+        help="before each prompt ask the system to forget the model's files, where it can",
+    )  # fmt: skip
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print JSON, every run included")
+    shown.add_argument("--markdown", action="store_true", help="print Markdown")
+    add_model_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...engine.bench.arms import parse_arms
+    from ...engine.bench.bench import Bench, measure
+    from ...engine.bench.workloads import BUNDLED, load_workload
+    from ..config_text import parse_scalar
+    from ._bench_text import as_markdown, show
+
+    arms = parse_arms(args.arms, load_settings(args).engine, parse_scalar)
+    benches = [
+        Bench(arms, load_workload(name), args.prompt_tokens, args.reply_tokens, args.runs, args.drop_page_cache)
+        for name in dict.fromkeys(args.workloads or BUNDLED)
+    ]
+    progress = _Progress(len(benches))
+    reports = []
+    for bench in benches:
+        progress.begin(bench.workload.name)
+        try:
+            reports.append(measure(bench, progress.tell))
+        finally:
+            progress.clear()
+        if not args.json:
+            sys.stdout.write(as_markdown(reports[-1])) if args.markdown else show(reports[-1])
+            sys.stdout.flush()
+    if args.json:
+        import json
+
+        print(json.dumps({"reports": [r.as_json() for r in reports]}, indent=2))
+    return 0
+
+
+class _Progress:
+    """Where a benchmark is, as one line on stderr."""
+
+    def __init__(self, benches: int) -> None:
+        from ._talk import Progress
+
+        self._line = Progress()
+        self._workload, self._benches, self._number = "", benches, 0
+
+    def begin(self, workload: str) -> None:
+        self._workload, self._number = workload, self._number + 1
+
+    def tell(self, here: Position, now: Now | None) -> None:
+        workload = f"{self._workload} ({self._number} of {self._benches})" if self._benches > 1 else self._workload
+        line = f"{workload}, run {here.number} of {here.of}, {here.arm}: "
+        if now is None:
+            self._line.say(line + "starting")
+        else:
+            amount = f" {now.done:,}/{now.total:,} {now.unit}" if now.total else ""
+            self._line.say(line + now.phase + amount)
+
+    def clear(self) -> None:
+        self._line.clear()
