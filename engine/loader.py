@@ -14,16 +14,18 @@ import mlx.core as mx
 from .checkpoint.header import TensorEntry
 from .checkpoint.index import CheckpointIndex, open_checkpoint, read_tensor
 from .checkpoint.names import canonical_entries, check_census, did_you_mean
+from .checkpoint.pack import packed_expert_bytes
 from .checkpoint.quant import Quantization, check_scales, read_quantization
 from .config import EngineConfig
 from .errors import CheckpointError, MemoryPlanError, UnavailableError
 from .forward import Forward
 from .layers.device import on_gpu, recommended_memory_bytes
 from .layers.expert import ExpertMath
+from .layers.linear import Quantised
 from .meter import Meter
 from .models.contract import Model, ModelConfig, RowTable, architecture_of
 from .offload.experts import ExpertStore, LayerBuffer
-from .offload.layout import ExpertLayout, ReadRange, expert_layout, expert_scales
+from .offload.layout import ExpertLayout, ReadRange, expert_layout, expert_scales, packed_layout
 from .offload.memory import PAGE
 from .offload.reader import Reader
 from .offload.rows import RowStore
@@ -34,6 +36,7 @@ __all__ = ["Loaded", "Survey", "find_model", "load", "survey"]
 DEMO = "demo"
 _UNUSED = ("model.visual.",)
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
+_STORED = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32, "U32": mx.uint32}
 _LOAD_WORKERS = 4
 _ROW_WORKERS = 8
 
@@ -120,7 +123,10 @@ def survey(config: EngineConfig) -> Survey:
     shape: ModelConfig = architecture.read_config(index.config, where)
     entries = canonical_entries(index.entries)
     quantization = read_quantization(index.config, where)
-    report = check_census(entries, shape.expected(entries), _UNUSED, str(index.folder))
+    expected = shape.expected(entries)
+    if index.packed is not None:
+        expected = index.packed.adjusted(expected)
+    report = check_census(entries, expected, _UNUSED, str(index.folder))
     shape.check_constants(entries)
     draft = shape.has_draft(entries)
     if not draft and config.mtp == "fixed":
@@ -128,9 +134,15 @@ def survey(config: EngineConfig) -> Survey:
             f'{index.folder} has no MTP layer, so mtp.mode = "fixed" is not possible.',
             'Use mtp.mode = "auto" or "off", or a release that brings its mtp.* tensors.',
         )
-    layout = expert_layout(entries, shape.expert_prefixes(), shape.experts, quantization)
-    draft_layout = expert_layout(entries, shape.draft_expert_prefixes(), shape.experts, quantization) if draft else None
-    notes = []
+
+    def pool(prefixes: Sequence[str]) -> ExpertLayout:
+        if index.packed is not None:
+            return packed_layout(index.folder, index.packed.experts, prefixes, shape.experts)
+        return expert_layout(entries, prefixes, shape.experts, quantization)
+
+    layout = pool(shape.expert_prefixes())
+    draft_layout = pool(shape.draft_expert_prefixes()) if draft else None
+    notes = _packing_notes(layout)
     if report.skipped_count:
         notes.append(
             f"{report.skipped_count} tensors of the image encoder are not used ({size_text(report.skipped_bytes)})."
@@ -140,6 +152,18 @@ def survey(config: EngineConfig) -> Survey:
         index, entries, quantization, shape, layout, draft_layout, shape.row_tables(entries), dtype, needs, plan,
         tuple(notes),
     )  # fmt: skip
+
+
+def _packing_notes(layout: ExpertLayout) -> list[str]:
+    """What packing would save, for experts stored as FP8 codes with a scale a block."""
+    if {stored.kind for stored in layout.stored.values()} != {"fp8_block"}:
+        return []
+    hidden, width = layout.part("down").shape
+    packed = packed_expert_bytes(width, hidden, "mxfp4")
+    if packed is None or packed >= layout.expert_bytes:
+        return []
+    share = 1 - packed / layout.expert_bytes
+    return [f"`qwen-chat pack` would make each expert read {share:.0%} smaller ({size_text(packed)}, as mxfp4)."]
 
 
 def _planned(
@@ -173,7 +197,7 @@ def _needs(
     item: int,
 ) -> Needs:  # fmt: skip
     resident = {name: e for name, e in entries.items() if shape.is_resident(name) and not name.startswith(_UNUSED)}
-    numbers = {name: e.n_bytes // _item_bytes(e) for name, e in resident.items()}
+    sizes = [e.n_bytes if e.dtype == "U32" else e.n_bytes // _item_bytes(e) * item for e in resident.values()]
     scales = sum(e.n_bytes * 2 for name, e in entries.items() if name.endswith("_scale_inv"))
 
     def pool(of: ExpertLayout) -> PoolNeeds:
@@ -183,7 +207,7 @@ def _needs(
     matrix = sum(_numbers(p.shape) for p in layout.parts)
     return Needs(
         item_bytes=item,
-        resident_bytes=sum(numbers.values()) * item + scales,
+        resident_bytes=sum(sizes) + scales,
         largest_bytes=max((e.n_bytes for e in resident.values()), default=0),
         kv_bytes_a_token=shape.kv_bytes(1024, item) / 1024,
         state_bytes=shape.state_bytes(item),
@@ -279,9 +303,17 @@ class _Weights:
 
     def __init__(self, s: Survey, reader: Reader, progress: Callable[[int], None]) -> None:
         self._entries, self._dtype, self._reader = s.entries, s.dtype, reader
+        self._packed = s.index.packed
         self._progress, self._done = progress, 0
 
-    def __call__(self, name: str, dtype: mx.Dtype | None = None) -> mx.array:
+    def __call__(self, name: str, dtype: mx.Dtype | None = None) -> mx.array | Quantised:
+        if self._packed is None or name not in self._packed.quantised:
+            return self._array(name, dtype or self._dtype)
+        stem = name.removesuffix(".weight")
+        scales, biases = (self._array(f"{stem}.{part}", self._dtype) for part in ("scales", "biases"))
+        return Quantised(self._array(name, mx.uint32), scales, biases, self._packed.resident_form)
+
+    def _array(self, name: str, dtype: mx.Dtype) -> mx.array:
         entry = self._entries.get(name)
         if entry is None:
             raise CheckpointError(f"Tensor {name!r} is missing.", did_you_mean(name, self._entries), tensor=name)
@@ -289,8 +321,7 @@ class _Weights:
         mx.eval(raw)
         ranges = [ReadRange(entry.path, entry.offset, entry.n_bytes, 0)]
         self._reader.submit(ranges, memoryview(raw).cast("B")).wait()  # pyright: ignore[reportArgumentType]
-        stored = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}[entry.dtype]
-        found = raw.view(stored).reshape(entry.shape).astype(dtype or self._dtype)
+        found = raw.view(_STORED[entry.dtype]).reshape(entry.shape).astype(dtype)
         mx.eval(found)
         self._done += 1
         if self._done % 16 == 0:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Codes", "Form", "encode", "f32_to_bf16", "form_for"]
+__all__ = ["Codes", "Form", "encode", "f32_to_bf16", "form_for", "form_of"]
 
 _FP4_EDGES = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
 """Midpoints between the neighbouring values 0, .5, 1, 1.5, 2, 3, 4, 6."""
@@ -52,6 +52,13 @@ def form_for(name: str, columns: tuple[int, ...]) -> Form | None:
         if all(n % group == 0 for n in columns):
             return Form("affine", int(name[-1]), group)
     return None
+
+
+def form_of(name: str, group: int) -> Form | None:
+    """The form of a word that `form_for` takes, with the group it was stored with; None for "bf16"."""
+    if name == "bf16":
+        return None
+    return Form(name if name.startswith("mx") else "affine", int(name[-1]), group)
 
 
 def f32_to_bf16(values: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import CheckpointError
 from .header import Shapes, TensorEntry, file_size, parse_json, read_header, shown
 from .names import did_you_mean
+from .pack_manifest import PackManifest, read_manifest
 
 __all__ = ["CheckpointIndex", "TensorEntry", "open_checkpoint", "read_tensor", "read_tensors"]
 
@@ -51,7 +52,9 @@ class CheckpointIndex:
     fingerprint: str
     """Hex digest over config.json and the shards' names, sizes and header bytes; equal copies have equal ones."""
     total_bytes: int
-    """Bytes of all tensors, without headers."""
+    """Bytes of all tensors, without headers; of a packed folder without the experts."""
+    packed: PackManifest | None = None
+    """The manifest of a packed folder, whose experts are not among the entries; None for a published layout."""
 
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
@@ -81,10 +84,13 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
     if os.path.exists(generation_path):
         generation = parse_json(_read_small(generation_path, _MAX_CONFIG_BYTES), generation_path, "the file")
 
+    packed = read_manifest(folder)
     index_path = str(folder / _INDEX_NAME)
     weight_map: dict[str, str] | None = None
     total_size: object = None
-    if os.path.exists(index_path):
+    if packed is not None:
+        shards = packed.shards()
+    elif os.path.exists(index_path):
         weight_map, total_size = _read_index(index_path)
         shards = sorted(set(weight_map.values()))
     else:
@@ -92,6 +98,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
 
     digest = hashlib.sha256()
     _feed(digest, b"config.json", config_bytes)
+    if packed is not None:
+        _feed(digest, b"manifest", packed.digest.encode())
     entries: dict[str, TensorEntry] = {}
     shapes: Shapes = {}
     _check_present(folder, shards)
@@ -110,7 +118,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
     total = sum(entry.n_bytes for entry in entries.values())
     if weight_map is not None:
         _check_index(index_path, weight_map, total_size, entries, total)
-    return CheckpointIndex(folder, config, generation, entries, digest.hexdigest(), total)
+    return CheckpointIndex(folder, config, generation, entries, digest.hexdigest(), total, packed)
 
 
 def read_tensor(entry: TensorEntry) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import CheckpointError
+from .codes import Form
 from .header import TensorEntry, shown
 from .index import read_tensor
 from .names import did_you_mean
@@ -48,13 +49,15 @@ class Quantization:
 class Stored:
     """How one matrix is stored. value = code for `plain`, code * scale for the others."""
 
-    kind: Literal["plain", "fp8_block", "fp8_scalar"]
+    kind: Literal["plain", "fp8_block", "fp8_scalar", "packed"]
     dtype: str
     """The safetensors dtype of the codes."""
     shape: tuple[int, ...]
     scale: str | None = None
     """Canonical name of the scale tensor: BF16 [ceil(R / block rows), ceil(C / block columns)], or one BF16 value."""
     block: tuple[int, int] | None = None
+    form: Form | None = None
+    """Of `packed`: MLX's codes; scales (and biases) lie beside them."""
 
 
 def read_quantization(config: Mapping[str, Any], where: str) -> Quantization:

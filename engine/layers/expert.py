@@ -9,14 +9,17 @@ import mlx.core as mx
 import numpy as np
 
 from ..offload.layout import ExpertLayout, Part
+from .linear import quantised_product
 from .moe import silu
 
 __all__ = ["ExpertMath"]
 
-_DTYPES = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32, "F8_E4M3": mx.uint8}
+_DTYPES = {
+    "BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32, "F8_E4M3": mx.uint8, "U8": mx.uint8, "U32": mx.uint32,
+}  # fmt: skip
 
 Views = dict[str, mx.array]
-"""Role -> stored codes of one expert, sharing memory with its slot."""
+"""Part's role -> its stored bytes of one expert, sharing memory with its slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class ExpertMath:
     def __init__(self, layout: ExpertLayout, dtype: mx.Dtype, scales: list[Mapping[str, np.ndarray]]) -> None:
         """`scales[layer]` maps roles to BF16 bits uint16 [E, r, c], {} for experts of plain floats."""
         self._parts = layout.parts
+        self._forms = {role: stored.form for role, stored in layout.stored.items() if stored.form is not None}
         self._dtype = dtype
         self._scales: list[dict[str, _Scales]] = []
         for layer in scales:
@@ -50,15 +54,20 @@ class ExpertMath:
 
     def __call__(self, x: mx.array, views: Views, layer: int, expert: int) -> mx.array:
         """x [m, H] -> [m, H]."""
-        down = self._matrix(views, "down", layer, expert)
         if "gate_up" in views:
-            both = x @ self._matrix(views, "gate_up", layer, expert).T
+            both = self._product(x, views, "gate_up", layer, expert)
             half = both.shape[-1] // 2
             gate, up = both[:, :half], both[:, half:]
         else:
-            gate = x @ self._matrix(views, "gate", layer, expert).T
-            up = x @ self._matrix(views, "up", layer, expert).T
-        return (silu(gate) * up) @ down.T
+            gate = self._product(x, views, "gate", layer, expert)
+            up = self._product(x, views, "up", layer, expert)
+        return self._product(silu(gate) * up, views, "down", layer, expert)
+
+    def _product(self, x: mx.array, views: Views, role: str, layer: int, expert: int) -> mx.array:
+        form = self._forms.get(role)
+        if form is None:
+            return x @ self._matrix(views, role, layer, expert).T
+        return quantised_product(x, views[role], views[f"{role}.scales"], views.get(f"{role}.biases"), form)
 
     def _matrix(self, views: Views, role: str, layer: int, expert: int) -> mx.array:
         codes = views[role]

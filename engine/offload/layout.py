@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from ..checkpoint.codes import form_of
 from ..checkpoint.header import ITEM_BYTES, TensorEntry, shown
 from ..checkpoint.index import read_tensors
 from ..checkpoint.names import did_you_mean
+from ..checkpoint.pack_manifest import PackedExperts
 from ..checkpoint.quant import Quantization, Stored, bad_scale, check_scales, stored_as
 from ..errors import CheckpointError
 
-__all__ = ["ExpertLayout", "Part", "ReadRange", "expert_layout", "expert_scales"]
+__all__ = ["ExpertLayout", "Part", "ReadRange", "expert_layout", "expert_scales", "packed_layout"]
 
 SLOT_ALIGNMENT = 64
 
@@ -30,7 +33,7 @@ class Part:
     """One matrix of an expert inside a slot; the same for all experts of a pool."""
 
     role: str
-    """"gate_up" (gate rows first) and "down", or "gate", "up" and "down"."""
+    """"gate_up" (gate rows first) and "down", or "gate", "up" and "down"; with ".scales" or ".biases" where packed."""
     dtype: str
     """The safetensors dtype of the stored bytes."""
     shape: tuple[int, ...]
@@ -51,7 +54,7 @@ class ReadRange:
 class ExpertLayout:
     """The places of all experts of one pool: layers x experts, every expert with the same parts."""
 
-    __slots__ = ("_files", "_offsets", "_paths", "parts", "prefixes", "slot_bytes", "stored")
+    __slots__ = ("_files", "_offsets", "_paths", "_reads", "parts", "prefixes", "slot_bytes", "stored")
 
     def __init__(
         self,
@@ -62,14 +65,19 @@ class ExpertLayout:
         paths: tuple[str, ...],
         files: np.ndarray,
         offsets: np.ndarray,
+        blob_bytes: int | None = None,
     ) -> None:
-        """`files` (int32, indices into `paths`) and `offsets` (int64) are [layers, experts, parts]."""
+        """`files` (int32, indices into `paths`) and `offsets` (int64) are [layers, experts, parts].
+
+        With `blob_bytes` an expert is one read of that many bytes as it lies in the file, and they are [layers, experts, 1].
+        """
         self.prefixes = prefixes
         self.parts = parts
         self.stored = stored
         """How each role's matrix is stored; scales are those of expert 0 of the first layer."""
         end = max(part.slot_offset + part.n_bytes for part in parts)
-        self.slot_bytes = -(-end // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+        self.slot_bytes = blob_bytes or -(-end // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+        self._reads = ((blob_bytes, 0),) if blob_bytes else tuple((p.n_bytes, p.slot_offset) for p in parts)
         self._paths, self._files, self._offsets = paths, files, offsets
 
     @property
@@ -88,8 +96,8 @@ class ExpertLayout:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes read for one expert (slot_bytes without the padding)."""
-        return sum(part.n_bytes for part in self.parts)
+        """Bytes read for one expert."""
+        return sum(n_bytes for n_bytes, _ in self._reads)
 
     @property
     def total_bytes(self) -> int:
@@ -107,7 +115,7 @@ class ExpertLayout:
         """The reads that fill one slot; neighbours in both the file and the slot are one. IndexError out of range."""
         self._check(layer, expert)
         files, offsets = self._files[layer, expert].tolist(), self._offsets[layer, expert].tolist()
-        pieces = [(files[i], offsets[i], part.n_bytes, part.slot_offset) for i, part in enumerate(self.parts)]
+        pieces = [(files[i], offsets[i], n_bytes, at) for i, (n_bytes, at) in enumerate(self._reads)]
         return _merged(pieces, self._paths)
 
     def layer_ranges(self, layer: int) -> tuple[ReadRange, ...]:
@@ -115,9 +123,9 @@ class ExpertLayout:
         self._check(layer, 0)
         files, offsets = self._files[layer].tolist(), self._offsets[layer].tolist()
         pieces = [
-            (files[e][i], offsets[e][i], part.n_bytes, e * self.slot_bytes + part.slot_offset)
+            (files[e][i], offsets[e][i], n_bytes, e * self.slot_bytes + at)
             for e in range(self.n_experts)
-            for i, part in enumerate(self.parts)
+            for i, (n_bytes, at) in enumerate(self._reads)
         ]
         pieces.sort()
         return _merged(pieces, self._paths)
@@ -187,6 +195,33 @@ def expert_layout(
     )
 
 
+def packed_layout(folder: Path, packed: PackedExperts, prefixes: Sequence[str], n_experts: int) -> ExpertLayout:
+    """The layout of one pool of a packed folder. Raises CheckpointError when the manifest lacks a layer or experts."""
+    absent = next((prefix for prefix in prefixes if prefix not in packed.layers), None)
+    if absent is not None or packed.count != n_experts or not prefixes:
+        what = f"no experts of {absent}" if absent else f"{packed.count} experts a layer, the model has {n_experts}"
+        raise CheckpointError(
+            f"{folder}: has {what}.", "Pack the model again, from the complete folder.", path=str(folder)
+        )
+    parts = tuple(Part(p.role, p.dtype, p.shape, p.offset, p.n_bytes) for p in packed.parts)
+    form = form_of(packed.form, packed.group)
+    stored = {
+        part.role: Stored("plain" if form is None else "packed", part.dtype, part.shape, form=form)
+        for part in parts
+        if "." not in part.role
+    }
+    shape = (len(prefixes), n_experts, 1)
+    return ExpertLayout(
+        prefixes=tuple(prefixes),
+        parts=parts,
+        stored=stored,
+        paths=tuple(str(folder / packed.layers[prefix]) for prefix in prefixes),
+        files=np.broadcast_to(np.arange(shape[0], dtype=np.int32)[:, None, None], shape),
+        offsets=np.broadcast_to(np.arange(n_experts, dtype=np.int64)[:, None] * packed.blob_bytes, shape),
+        blob_bytes=packed.blob_bytes,
+    )
+
+
 def _parts(
     entries: Mapping[str, TensorEntry], names: Mapping[str, str], fused: bool, n_experts: int
 ) -> tuple[Part, ...]:
@@ -218,13 +253,13 @@ def _checked(entries: Mapping[str, TensorEntry], name: str, dtype: str, shape: t
 def expert_scales(
     entries: Mapping[str, TensorEntry], layout: ExpertLayout, layer: int, quantization: Quantization
 ) -> dict[str, np.ndarray]:
-    """The scales of one layer's experts by role: BF16 bits, uint16 [E, r, c]; {} for experts of plain floats.
+    """The block scales of one layer's experts by role: BF16 bits, uint16 [E, r, c]; {} for experts that have none.
 
     Read from disk, all of them checked. Raises CheckpointError for a scale that is missing, misshapen or not positive.
     """
     scales: dict[str, list[TensorEntry]] = {}
     for part in layout.parts:
-        if layout.stored[part.role].kind != "plain":
+        if part.role in layout.stored and layout.stored[part.role].kind == "fp8_block":
             scales[part.role] = [
                 _block_scale(
                     entries, f"{layout.prefixes[layer]}.mlp.experts.{expert}.{_SINGLE[part.role]}", quantization
