@@ -106,14 +106,15 @@ def _show(trace: Trace, pool: str, cycles: Sequence[float], rows: list[list[Repl
         f"recorded with {h.slots if pool == 'trunk' else h.draft_slots:,} slots, policy {one_line(h.policy) or 'unknown'}"
     )
     table = Table(box=None, pad_edge=False)
-    table.add_column("expert hits\n(share of LRU to Belady)")
+    table.add_column("token cycles\nslots", no_wrap=True)
     for c, result in zip(cycles, rows[0]):
-        table.add_column(f"{c:g} cycles\n{result.slots:,} slots", justify="right")
+        table.add_column(f"{c:g}\n{result.slots:,}", justify="right")
     best = {row[0].policy: row for row in rows}
     for row in rows:
         cells = [_cell(r, best.get("lru", []), best.get(BELADY, []), i) for i, r in enumerate(row)]
         table.add_row(row[0].policy, *cells)
     console.print(table)
+    console.print("Hits in % of lookups; in brackets the % of the way from lru to belady, which knows the future.")
 
 
 def _cell(result: ReplayResult, lru: list[ReplayResult], belady: list[ReplayResult], i: int) -> str:
@@ -121,8 +122,8 @@ def _cell(result: ReplayResult, lru: list[ReplayResult], belady: list[ReplayResu
     rate = result.hit_rate
     if rate is None:
         return "-"
-    shown = f"{100 * rate:.1f}%"
+    shown = f"{100 * rate:.1f}"
     if not lru or not belady or result.policy in ("lru", BELADY) or belady[i].hits == lru[i].hits:
         return shown
     gap = (result.hits - lru[i].hits) / (belady[i].hits - lru[i].hits)
-    return f"{shown} ({100 * gap:.0f}%)"
+    return f"{shown} ({100 * gap:.0f})"

@@ -24,7 +24,8 @@ def test_a_trace_becomes_a_table_of_policies_and_sizes(trace, capsys):
     assert "2 layers x 8 experts, 2 a token; 40 forwards" in shown
     for policy in ("decay", "lru", "lfu", "belady"):
         assert f"\n{policy}" in shown
-    assert "0.75 cycles" in shown
+    assert shown.splitlines()[2].split()[2:] == ["0.75", "1.5", "2", "3", "5", "8"]
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_json_has_every_number_of_the_table(trace, capsys):
