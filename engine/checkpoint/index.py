@@ -70,6 +70,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
             "Give the folder that holds config.json and model*.safetensors.",
             path=str(folder),
         )
+    packed = read_manifest(folder)
     config_path = str(folder / "config.json")
     if not os.path.exists(config_path):
         raise CheckpointError(
@@ -84,7 +85,6 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
     if os.path.exists(generation_path):
         generation = parse_json(_read_small(generation_path, _MAX_CONFIG_BYTES), generation_path, "the file")
 
-    packed = read_manifest(folder)
     index_path = str(folder / _INDEX_NAME)
     weight_map: dict[str, str] | None = None
     total_size: object = None

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import CheckpointError, StorageError, UsageError
 from .codes import Form, encode, form_for
-from .header import ITEM_BYTES, TensorEntry
+from .header import TensorEntry
 from .index import read_tensor
 from .pack_files import Output, safetensors_header, storage_error, write_file
 from .pack_journal import Journal, other_source
@@ -28,11 +28,10 @@ from .pack_manifest import (
     EXPERT_FORMS,
     JOURNAL,
     MANIFEST,
-    PAGE,
     PackedExperts,
     PackedFile,
-    PackedPart,
     PackManifest,
+    blob_layout,
     hash_file,
     read_manifest,
 )  # fmt: skip
@@ -147,7 +146,7 @@ def packed_expert_bytes(width: int, hidden: int, experts: str) -> int | None:
     form = form_for(experts, (hidden, width)) if experts != "bf16" else None
     if form is None and experts != "bf16":
         return None
-    return _blob(width, hidden, form)[1]
+    return blob_layout(width, hidden, form)[1]
 
 
 def _finished(target: Path, opened: Source, experts: str, resident: int) -> PackManifest | None:
@@ -167,29 +166,6 @@ def _finished(target: Path, opened: Source, experts: str, resident: int) -> Pack
     return found
 
 
-def _blob(width: int, hidden: int, form: Form | None) -> tuple[tuple[PackedPart, ...], int]:
-    """The parts of one expert's blob and the blob's bytes; `form` None is BF16."""
-    parts: list[PackedPart] = []
-    end = 0
-
-    def add(role: str, dtype: str, shape: tuple[int, int]) -> None:
-        nonlocal end
-        n_bytes = shape[0] * shape[1] * ITEM_BYTES[dtype]
-        offset = -(-end // 64) * 64
-        parts.append(PackedPart(role, dtype, shape, offset, n_bytes))
-        end = offset + n_bytes
-
-    for role, rows, columns in (("gate_up", 2 * width, hidden), ("down", hidden, width)):
-        if form is None:
-            add(role, "BF16", (rows, columns))
-            continue
-        add(role, "U32", (rows, columns * form.bits // 32))
-        add(f"{role}.scales", form.scale_dtype, (rows, columns // form.group))
-        if form.has_biases:
-            add(f"{role}.biases", form.scale_dtype, (rows, columns // form.group))
-    return tuple(parts), -(-end // PAGE) * PAGE
-
-
 def _expert_layout(source: Source, experts: str) -> tuple[PackedExperts, Form | None]:
     form = None
     if experts != "bf16":
@@ -200,7 +176,7 @@ def _expert_layout(source: Source, experts: str) -> tuple[PackedExperts, Form | 
                 "groups 32 columns.",
                 "Use --experts bf16.",
             )
-    parts, blob_bytes = _blob(source.width, source.hidden, form)
+    parts, blob_bytes = blob_layout(source.width, source.hidden, form)
     layers = {prefix: f"experts/{_file_stem(prefix)}.bin" for prefix in source.prefixes}
     return PackedExperts(experts, form.group if form else 0, source.count, blob_bytes, parts, layers), form
 
@@ -210,17 +186,13 @@ def _file_stem(prefix: str) -> str:
     return f"{'draft' if prefix.startswith('mtp.') else 'layer'}_{number:02d}"
 
 
-def _jobs(
-    source: Source, layout: PackedExperts, form: Form | None, resident: int
-) -> tuple[dict[str, tuple[int, int]], list[_Job]]:
+def _jobs(source: Source, layout: PackedExperts, form: Form | None, resident: int) -> tuple[frozenset[str], list[_Job]]:
     """The quantised matrices, and every file of the target in the order of writing."""
     tensors, tables = source.others()
-    dense: dict[str, tuple[int, int]] = {}
-    if resident == 8:
-        dense = {e.name: (e.shape[0], e.shape[1]) for e in tensors if _is_dense(e)}
+    dense = frozenset(e.name for e in tensors if resident == 8 and _is_dense(e))
     jobs = [_copy_job(source.folder / name, name) for name in source.small]
     jobs += _tensor_jobs("model", tensors, dense)
-    jobs += _tensor_jobs("model-table", tables, {})
+    jobs += _tensor_jobs("model-table", tables, frozenset())
     size = layout.count * layout.blob_bytes
     for prefix, name in layout.layers.items():
 
@@ -246,7 +218,7 @@ def _copy_job(path: Path, name: str) -> _Job:
     return _Job(name, path.stat().st_size, fill)
 
 
-def _tensor_jobs(stem: str, entries: list[TensorEntry], dense: dict[str, tuple[int, int]]) -> list[_Job]:
+def _tensor_jobs(stem: str, entries: list[TensorEntry], dense: frozenset[str]) -> list[_Job]:
     """Safetensors files of at most _SHARD_BYTES (or one tensor) each."""
     shards: list[list[TensorEntry]] = []
     size = 0

@@ -12,12 +12,11 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .codes import Form
+from .codes import Form, form_of
 from .header import ITEM_BYTES, file_size, parse_json, shown
 from .names import Expected
 
@@ -31,6 +30,7 @@ __all__ = [
     "PackedExperts",
     "PackedFile",
     "PackedPart",
+    "blob_layout",
     "hash_file",
     "read_manifest",
 ]  # fmt: skip
@@ -48,7 +48,6 @@ _AGAIN = "Run `qwen-chat pack` again with the same arguments; finished files are
 _REPACK = "Delete the folder and pack the model again."
 _MAX_MANIFEST_BYTES = 64 * 2**20
 _SMALL_BYTES = 1 << 20
-_ROLES = frozenset(f"{role}{tail}" for role in ("gate_up", "down") for tail in ("", ".scales", ".biases"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,8 @@ class PackManifest:
     resident_bits: int
     """16: as in the source; 8: the tensors of `quantised` are affine with 8 bits."""
     resident_group: int
-    quantised: Mapping[str, tuple[int, int]]
-    """Canonical names of quantised matrices, with their [rows, columns]; codes, scales and biases are in the files."""
+    quantised: frozenset[str]
+    """Canonical names of the matrices stored with `resident_bits`: codes under the name, `.scales` and `.biases` beside."""
     files: Mapping[str, PackedFile]
     """Every file but the manifest, by its name below the folder."""
     digest: str = ""
@@ -119,7 +118,7 @@ class PackManifest:
         found = {name: want for name, want in expected.items() if not name.startswith(experts)}
         for name in self.quantised:
             want = found.get(name)
-            if want is not None:
+            if want is not None and len(want.shape) == 2:
                 rows, columns = want.shape
                 stem, groups = name.removesuffix(".weight"), Expected((rows, columns // self.resident_group), ("BF16",))
                 found[name] = Expected((rows, columns * self.resident_bits // 32), ("U32",))
@@ -143,12 +142,35 @@ class PackManifest:
             },
             "resident": {
                 "bits": self.resident_bits, "group": self.resident_group,
-                "quantised": {name: list(shape) for name, shape in self.quantised.items()},
+                "quantised": sorted(self.quantised),
             },
             "files": {name: {"bytes": f.n_bytes, "sha256": f.sha256} for name, f in sorted(self.files.items())},
         }  # fmt: skip
         table["sha256"] = _digest(table)
         return (json.dumps(table, indent=1) + "\n").encode()
+
+
+def blob_layout(width: int, hidden: int, form: Form | None) -> tuple[tuple[PackedPart, ...], int]:
+    """The parts of one expert's blob and the blob's bytes; `form` None is BF16."""
+    parts: list[PackedPart] = []
+    end = 0
+
+    def add(role: str, dtype: str, shape: tuple[int, int]) -> None:
+        nonlocal end
+        n_bytes = shape[0] * shape[1] * ITEM_BYTES[dtype]
+        offset = -(-end // 64) * 64
+        parts.append(PackedPart(role, dtype, shape, offset, n_bytes))
+        end = offset + n_bytes
+
+    for role, rows, columns in (("gate_up", 2 * width, hidden), ("down", hidden, width)):
+        if form is None:
+            add(role, "BF16", (rows, columns))
+            continue
+        add(role, "U32", (rows, columns * form.bits // 32))
+        add(f"{role}.scales", form.scale_dtype, (rows, columns // form.group))
+        if form.has_biases:
+            add(f"{role}.biases", form.scale_dtype, (rows, columns // form.group))
+    return tuple(parts), -(-end // PAGE) * PAGE
 
 
 def _digest(table: Mapping[str, Any]) -> str:
@@ -188,7 +210,7 @@ def read_manifest(folder: Path) -> PackManifest | None:
     try:
         manifest = _parsed(table)
         _check_experts(manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"{path}: is not usable ({shown(str(error))}).", _REPACK, path=str(path)) from error
     for name, file in manifest.files.items():
         _check_file(folder, name, file)
@@ -204,7 +226,7 @@ def _parsed(table: dict[str, Any]) -> PackManifest:
         experts=PackedExperts(e["form"], e["group"], e["count"], e["blob_bytes"], parts, dict(e["layers"])),
         resident_bits=r["bits"],
         resident_group=r["group"],
-        quantised={name: (int(shape[0]), int(shape[1])) for name, shape in r["quantised"].items()},
+        quantised=frozenset(r["quantised"]),
         files={name: PackedFile(f["bytes"], f["sha256"]) for name, f in table["files"].items()},
         digest=table["sha256"],
     )
@@ -213,19 +235,14 @@ def _parsed(table: dict[str, Any]) -> PackManifest:
 def _check_experts(manifest: PackManifest) -> None:
     """Raises ValueError for a layout in which a read could go outside its file or its slot."""
     e = manifest.experts
-    if e.form not in EXPERT_FORMS or e.count < 1 or e.blob_bytes < PAGE or e.blob_bytes % PAGE:
-        raise ValueError("experts: form, count or blob_bytes")
-    end = 0
-    for part in e.parts:
-        if part.role not in _ROLES or part.n_bytes != prod(part.shape) * ITEM_BYTES[part.dtype]:
-            raise ValueError(f"experts: part {part.role}")
-        if part.offset < end or part.offset % ITEM_BYTES[part.dtype]:
-            raise ValueError(f"experts: part {part.role} overlaps")
-        end = part.offset + part.n_bytes
+    if e.form not in EXPERT_FORMS or e.count < 1:
+        raise ValueError("experts: form or count")
+    shapes = {part.role: part.shape for part in e.parts}
+    width, hidden = shapes["gate_up"][0] // 2, shapes["down"][0]
+    if width < 1 or (e.parts, e.blob_bytes) != blob_layout(width, hidden, form_of(e.form, e.group)):
+        raise ValueError("experts: parts or blob_bytes")
     if manifest.quantised and (manifest.resident_bits, manifest.resident_group) != (8, 64):
         raise ValueError("resident: bits or group")
-    if end > e.blob_bytes or {p.role for p in e.parts if "." not in p.role} != {"gate_up", "down"}:
-        raise ValueError("experts: parts")
     for name in manifest.files:
         # A manifest can be handed over by strangers: no file outside the folder is named.
         if os.path.isabs(name) or ".." in Path(name).parts or not name.isprintable():

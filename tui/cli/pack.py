@@ -1,0 +1,79 @@
+"""Rewrite a model so that every expert is one aligned read, with fewer bits if you like; continue after a break.
+
+The new folder holds all that is needed to run and is opened with --model like any other. Nothing in it can be opened
+before everything is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ...engine.checkpoint.pack import Packed
+
+_FORMS = ("mxfp4", "mxfp8", "affine8", "affine4", "bf16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC", help="model folder to read")
+    parser.add_argument("target", metavar="DST", help="folder to write; a new one, or one of a run that was stopped")
+    parser.add_argument(
+        "--experts", choices=_FORMS, default="mxfp4",
+        help="how experts are stored: 4 bits (mxfp4, affine4), 8 bits (mxfp8, affine8) or as they are (bf16); default mxfp4",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resident", type=int, choices=(8, 16), default=16,
+        help="bits of the large matrices that stay in memory; 16 (the default) leaves them as they are",
+    )  # fmt: skip
+    parser.add_argument("--verify", action="store_true", help="afterwards read everything again and compare the hashes")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...engine.checkpoint.pack import pack, verify
+
+    with _progress("packing") as told:
+        done = pack(args.source, args.target, experts=args.experts, resident=args.resident, progress=told)
+    if args.verify:
+        with _progress("verifying") as told:
+            verify(args.target, told)
+    for line in _report(done, verified=args.verify):
+        print(line)
+    return 0
+
+
+def _report(done: Packed, *, verified: bool) -> list[str]:
+    from ..text.sanitise import one_line
+
+    e = done.manifest.experts
+    share = 1 - e.blob_bytes / done.source_expert_bytes
+    change = f"{abs(share):.0%} {'smaller' if share >= 0 else 'larger'} than in the source"
+    first = f"{one_line(str(done.folder))}: " + ("was packed before" if done.already else "packed")
+    return [
+        f"{first}, {done.total_bytes:,} bytes in {len(done.manifest.files)} files"
+        + (", all of them verified" if verified else ""),
+        f"experts: {len(e.layers)} layers x {e.count}, {e.form}, {e.blob_bytes:,} bytes a read, {change}",
+        f"open it with: qwen-chat --model {one_line(str(done.folder))}",
+    ]
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr where that is a terminal; it shows the file, the bytes, the speed and the time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from ..text.sanitise import one_line
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    bar = Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True),
+        TransferSpeedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[file]}", markup=False),
+        console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(what, total=None, file="")
+        yield lambda name, done, total: bar.update(task, completed=done, total=total, file=one_line(name))
