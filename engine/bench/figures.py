@@ -51,7 +51,7 @@ FIGURES = (
     Figure("mlx_peak_bytes", "bytes", "peak of MLX arrays"),
     Figure("load_s", "s", "opening the model"),
     Figure("wall_s", "s", "whole request"),
-    Figure("prefill_s", "s", "  prefill, tok/s"),
+    Figure("prefill_s", "s", "  prefill"),
     Figure("plain_s", "s", "  plain steps"),
     Figure("draft_s", "s", "  draft"),
     Figure("verify_s", "s", "  verify"),

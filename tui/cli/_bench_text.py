@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from ...engine.bench.bench import ArmReport, BenchReport, Spread
 from ...engine.bench.figures import FIGURES, MOST_UNEXPLAINED, Unit
+from ...engine.bench.io import ARMS as IO_ARMS
+from ...engine.bench.io import IoReport
 from ..text.numbers import percent, size
 from ..text.sanitise import one_line
 
-__all__ = ["as_markdown", "notes", "rows", "show"]
+__all__ = ["as_markdown", "io_as_markdown", "show", "show_io"]
+
+_IO_HEADS = ("in flight", *IO_ARMS, "one alone")
 
 _SIZES = ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
 
@@ -18,35 +24,69 @@ def show(report: BenchReport) -> None:
     from rich.table import Table
 
     console = Console(highlight=False, markup=False)
-    table = Table(box=None, title=_title(report), title_justify="left", pad_edge=False)
+    console.print(_title(report))
+    table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for arm in report.arms:
-        table.add_column(f"{one_line(arm.name)}\n{page_cache(arm)}", justify="right")
-    for row in rows(report):
+        table.add_column(f"{one_line(arm.name)}\n{_page_cache(arm)}", justify="right")
+    for row in _rows(report):
         table.add_row(*row)
     console.print(table)
-    for note in notes(report):
+    for note in _notes(report):
         console.print(note, soft_wrap=True)
     console.print()
 
 
 def as_markdown(report: BenchReport) -> str:
     """The same as Markdown."""
-    heads = ["", *(f"`{one_line(a.name)}` ({page_cache(a)})" for a in report.arms)]
+    heads = ["", *(f"`{one_line(a.name)}` ({_page_cache(a)})" for a in report.arms)]
     lines = [f"### {_title(report)}", "", _cells(heads), _cells(["---", *("--:" for _ in report.arms)])]
-    lines += [_cells([row[0].strip(), *row[1:]]) for row in rows(report)]
-    return "\n".join([*lines, "", *(f"* {note}" for note in notes(report)), "", ""])
+    lines += [_cells([row[0].strip(), *row[1:]]) for row in _rows(report)]
+    return "\n".join([*lines, "", *(f"* {note}" for note in _notes(report)), "", ""])
 
 
-def rows(report: BenchReport) -> list[list[str]]:
+def show_io(report: IoReport) -> None:
+    """Print what the disk gave as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+    console.print(_io_title(report))
+    table = Table(box=None, pad_edge=False)
+    for head in _IO_HEADS:
+        table.add_column(head, justify="right")
+    for row in _io_rows(report):
+        table.add_row(*row)
+    console.print(table)
+
+
+def io_as_markdown(report: IoReport) -> str:
+    """The same as Markdown."""
+    table = [list(_IO_HEADS), ["--:"] * len(_IO_HEADS), *_io_rows(report)]
+    return "\n".join([f"### {_io_title(report)}", "", *map(_cells, table), ""])
+
+
+def _io_title(report: IoReport) -> str:
+    how = "past the page cache" if all(d.direct for d in report.depths) else "through the page cache"
+    return f"{one_line(report.path)}: reads of {size(report.expert_bytes)}, {how}; MB/s, in brackets the share of raw"
+
+
+def _io_rows(report: IoReport) -> list[list[str]]:
+    found = []
+    for d in report.depths:
+        cells = [f"{median(d.rates[arm]) / 1e6:,.0f}" for arm in IO_ARMS]
+        shares = ["", *(f" ({d.ratio(arm):.2f})" for arm in IO_ARMS[1:])]
+        found.append([str(d.workers), *(c + s for c, s in zip(cells, shares)), f"{d.alone_s * 1e3:.2f} ms"])
+    return found
+
+
+def _rows(report: BenchReport) -> list[list[str]]:
     """Label and one cell an arm: every figure that some arm has, the ratio, the depths, the hash of the ids."""
     found = []
     for f in FIGURES:
         spreads = [arm.spreads.get(f.name) for arm in report.arms]
         if any(s is not None for s in spreads):
-            found.append(
-                [f"{f.label}, tok/s" if f.unit == "tok/s" else f.label, *(_spread(s, f.unit) for s in spreads)]
-            )
+            found.append([f.label, *(_spread(s, f.unit) for s in spreads)])
         if f.name == "decode_tok_s" and len(report.arms) > 1:
             found.append(["  ratio to the first arm", *(_ratio(a) for a in report.arms)])
     if any(sum(a.depth_counts[1:]) for a in report.arms):
@@ -56,7 +96,7 @@ def rows(report: BenchReport) -> list[list[str]]:
     return found
 
 
-def notes(report: BenchReport) -> list[str]:
+def _notes(report: BenchReport) -> list[str]:
     """What ran where, and what to be careful with; a sentence each."""
     first = report.arms[0].runs[0]
     made = ", ".join(f"{name} {v}" for name, v in report.versions.items() if name != "qwen-chat-mlx")
@@ -85,7 +125,7 @@ def notes(report: BenchReport) -> list[str]:
     return found
 
 
-def page_cache(arm: ArmReport) -> str:
+def _page_cache(arm: ArmReport) -> str:
     """Where the reads came from, for the head of every column."""
     if all(r.direct_io for r in arm.runs):
         return "reads past the page cache"
@@ -116,7 +156,7 @@ def _scale(value: float, unit: Unit) -> tuple[float, str]:
     if unit == "share":
         return 0.01, "%"
     if unit == "bytes/s":
-        return (1e9, " GB/s") if value >= 1e8 else (1e6, " MB/s")
+        return (1e9, " GB/s") if value >= 1e9 else (1e6, " MB/s")
     if unit == "bytes":
         return next(((f, w) for f, w in _SIZES if value >= f), (1.0, " B"))
     return 1.0, ""

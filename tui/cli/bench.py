@@ -36,6 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drop-page-cache", action="store_true",
         help="before each prompt ask the system to forget the model's files, where it can",
     )  # fmt: skip
+    group.add_argument(
+        "--io", action="store_true",
+        help="measure the disk instead: raw reads and the engine's own, at growing numbers of reads in flight",
+    )  # fmt: skip
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print JSON, every run included")
     shown.add_argument("--markdown", action="store_true", help="print Markdown")
@@ -43,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return _io(args) if args.io else _bench(args)
+
+
+def _bench(args: argparse.Namespace) -> int:
     from ...engine.bench.arms import parse_arms
     from ...engine.bench.bench import Bench, measure
     from ...engine.bench.workloads import BUNDLED, load_workload
@@ -69,6 +77,31 @@ def run(args: argparse.Namespace) -> int:
         import json
 
         print(json.dumps({"reports": [r.as_json() for r in reports]}, indent=2))
+    return 0
+
+
+def _io(args: argparse.Namespace) -> int:
+    from ...engine.bench.io import ARMS, measure_io
+    from ._bench_text import io_as_markdown, show_io
+    from ._talk import Progress
+
+    progress = Progress()
+    try:
+        report = measure_io(load_settings(args).engine, lambda depth: progress.say(f"{depth} reads in flight"))
+    finally:
+        progress.clear()
+    if args.json:
+        import json
+        from dataclasses import asdict
+
+        found = asdict(report)
+        for shown, d in zip(found["depths"], report.depths):
+            shown["ratios"] = {arm: d.ratio(arm) for arm in ARMS}
+        print(json.dumps(found, indent=2))
+    elif args.markdown:
+        print(io_as_markdown(report))
+    else:
+        show_io(report)
     return 0
 
 

@@ -88,6 +88,30 @@ def test_the_error_of_a_child_is_one_sentence(capsys):
     assert told.count("\n") == 1
 
 
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that was measured already: raw 200 MB/s, the engine's reads 180."""
+    from qwen_chat_mlx.engine.bench import io
+    from qwen_chat_mlx.engine.bench.disk import DiskReport
+
+    rates = {arm: (2e8,) if arm == "raw" else (1.8e8,) for arm in io.ARMS}
+    depths = tuple(DiskReport(rates, 1 << 20, n, True, 0.001) for n in io.DEPTHS)
+    monkeypatch.setattr(io, "measure_io", lambda config, tell: io.IoReport("/a/shard", 1 << 20, depths))
+
+
+def test_the_disk_is_shown_by_reads_in_flight(disk, capsys):
+    assert main([*TINY, "--io"]) == 0
+    shown = capsys.readouterr().out
+    assert "reads of 1.0 MiB, past the page cache" in shown
+    assert "180 (0.90)" in shown
+    assert main([*TINY, "--io", "--markdown"]) == 0
+    assert "| 32 | 200 | 180 (0.90) |" in capsys.readouterr().out
+    assert main([*TINY, "--io", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [d["workers"] for d in found["depths"]] == [1, 2, 4, 8, 16, 32]
+    assert found["depths"][0]["ratios"]["aligned"] == pytest.approx(0.9)
+
+
 def test_ctrl_c_ends_the_child_too():
     command = [sys.executable, "-m", "qwen_chat_mlx", *TINY, "--prompt-tokens", "1500", "--max-tokens", "2000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bench:
