@@ -153,12 +153,15 @@ class _Prefill:
         self.buffers = session.forward._buffers
 
     def _timed(self, work: Callable[[], None]) -> dict[str, float]:
-        """Wall seconds of `work`, with what was read and for how long reads were in flight."""
+        """Wall and CPU seconds of `work`, with what was read and for how long reads were in flight."""
         self._session.loaded.store.clear()
-        before, begun = self._session.stats().ssd, time.perf_counter()
+        before, begun, cpu = self._session.stats().ssd, time.perf_counter(), time.process_time()
         work()
-        wall_s, after = time.perf_counter() - begun, self._session.stats().ssd
-        return {"wall_s": wall_s, "bytes": after.read_bytes - before.read_bytes, "busy_s": after.busy_s - before.busy_s}
+        wall_s, cpu_s, after = time.perf_counter() - begun, time.process_time() - cpu, self._session.stats().ssd
+        return {
+            "wall_s": wall_s, "cpu_s": cpu_s, "bytes": after.read_bytes - before.read_bytes,
+            "busy_s": after.busy_s - before.busy_s,
+        }  # fmt: skip
 
     def both(self) -> dict[str, float]:
         return self._timed(self._run)
@@ -292,12 +295,13 @@ def _spread(values: list[float]) -> str:
 
 
 def show_prefill(prompt: int, found: dict[str, Any]) -> None:
-    table = Table(title=f"layer-major prefill, prompt of {prompt}, {found['buffers']} buffers", title_justify="left")
+    title = f"layer-major prefill, prompt of {prompt}, {found['buffers']} buffers; seconds of wall (and of CPU)"
+    table = Table(title=title, title_justify="left")
     for column in ("repeat", "reading alone", "computing alone", "both", "in flight", "rate in flight", "plain loop"):
         table.add_column(column, justify="right")
     for i, r in enumerate(found["repeats"], 1):
         table.add_row(
-            str(i), *(f"{r[k]['wall_s']:.2f} s" for k in ("reading", "computing", "both")),
+            str(i), *(f"{r[k]['wall_s']:.2f} s ({r[k]['cpu_s']:.1f})" for k in ("reading", "computing", "both")),
             f"{r['both']['busy_s']:.2f} s", f"{size(_rate(r['both'], 'busy_s'))}/s",
             f"{size(_rate(r['plain'], 'wall_s'))}/s",
         )  # fmt: skip
