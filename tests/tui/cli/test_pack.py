@@ -1,5 +1,6 @@
 """qwen-chat pack: what it prints, its errors, and that a packed folder answers like any other."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def test_it_packs_verifies_and_says_what_an_expert_costs(tmp_path, capfd):
     assert "was packed before" in capfd.readouterr().out
 
 
-def test_a_packed_folder_answers_like_any_other(tmp_path, capfd):
+def test_a_packed_folder_answers_like_any_other(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     target = tmp_path / "packed"
     assert main(["pack", str(FIXTURES / "bf16-1"), str(target), "--experts", "bf16"]) == 0
     capfd.readouterr()
