@@ -119,7 +119,9 @@ def make_plan(config: EngineConfig, needs: Needs, where: Machine) -> MemoryPlan:
     least = pool.top_k * pool.slot_bytes
     whole = pool.experts * pool.slot_bytes
     asked = parse_budget(config.expert_cache)
-    buffers = _layer_buffers(needs, left - (least if asked == parse_budget("auto") else asked.resolve(whole, 0)))
+    auto = asked == parse_budget("auto")
+    # Where the experts' budget is fixed, nothing else wants what is left; else buffers and slots share it.
+    buffers = _layer_buffers(needs, (left - least) // 3 if auto else left - min(whole, asked.resolve(whole, 0)))
     left -= buffers * pool.per_layer * pool.slot_bytes
     budget = asked.resolve(whole, int(left * 0.95))
     slots = min(pool.experts, budget // pool.slot_bytes)
@@ -131,7 +133,7 @@ def make_plan(config: EngineConfig, needs: Needs, where: Machine) -> MemoryPlan:
     )
     plan = MemoryPlan(context, slots, draft_slots, buffers, MARKS, terms, limit)
     if slots < pool.top_k:
-        _refuse_budget(config, plan, least, asked == parse_budget("auto"))
+        _refuse_budget(config, plan, least, auto)
     if plan.total_bytes > limit:
         raise MemoryPlanError(
             f"The model needs {size_text(plan.total_bytes)} with these settings, {size_text(limit)} are available: "
@@ -185,9 +187,9 @@ def _draft_slots(config: EngineConfig, needs: Needs, left: int) -> int:
 
 
 def _layer_buffers(needs: Needs, left: int) -> int:
-    """As many whole-layer buffers (at most two) as take no more than a third of what is left."""
+    """As many whole-layer buffers (at most two) as fit in what they may have."""
     layer = needs.experts.per_layer * needs.experts.slot_bytes
-    return max(0, min(2, left // 3 // layer)) if layer else 0
+    return max(0, min(2, left // layer)) if layer else 0
 
 
 def _refuse_budget(config: EngineConfig, plan: MemoryPlan, least: int, auto: bool) -> None:
