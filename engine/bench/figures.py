@@ -51,6 +51,7 @@ FIGURES = (
     Figure("mlx_peak_bytes", "bytes", "peak of MLX arrays"),
     Figure("load_s", "s", "opening the model"),
     Figure("wall_s", "s", "whole request"),
+    Figure("cpu_s", "s", "  CPU time of all threads"),
     Figure("prefill_s", "s", "  prefill"),
     Figure("plain_s", "s", "  plain steps"),
     Figure("draft_s", "s", "  draft"),
@@ -77,7 +78,7 @@ def token_gaps(arrivals: Sequence[tuple[float, int]]) -> list[float]:
 def figures_of(
     stats: EngineStats, arrivals: Sequence[tuple[float, int]], wall_s: float, outside: Mapping[str, float]
 ) -> dict[str, float | None]:
-    """Every figure by name. `stats` are one request's; `outside` has peak_rss_bytes and load_s."""
+    """Every figure by name. `stats` are one request's; `outside` has peak_rss_bytes, load_s and cpu_s."""
     t, timing, ssd = stats.throughput, stats.timing, stats.ssd
     gaps = token_gaps(arrivals)
     made = t.generated_tokens

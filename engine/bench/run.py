@@ -102,21 +102,21 @@ def run_here(task: RunTask, tell: Callable[[Now], None] = lambda _: None) -> Run
                 "Lower --prompt-tokens or --max-tokens, or raise --context.",
             )
         page_cache = drop_page_cache(Path(ready.path)) if task.drop_page_cache else "left as it was"
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         door.ask(
             GenerationRequest(
                 REQUEST_ID, (), Sampling(temperature=0.0, seed=SEED), max_tokens=task.max_tokens, raw_prompt=task.prompt
             )
         )
         done = door.until(TurnFinished)
-        wall_s = door.seen_s - start
+        wall_s, cpu_s = door.seen_s - start, time.process_time() - cpu
         stats = done.stats
         if stats.throughput.prompt_tokens != task.prompt_tokens or stats.throughput.reused_tokens:
             raise errors.RequestError(
                 f"The prompt came out as {stats.throughput.prompt_tokens:,} tokens, not as {task.prompt_tokens:,}.",
                 "Please report it.",
             )
-        outside = {"peak_rss_bytes": float(peak_resident_bytes()), "load_s": ready.load_s}
+        outside = {"peak_rss_bytes": float(peak_resident_bytes()), "load_s": ready.load_s, "cpu_s": cpu_s}
         return RunResult(
             token_ids=done.token_ids,
             ids_sha256=ids_hash(done.token_ids),

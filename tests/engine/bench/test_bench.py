@@ -123,7 +123,7 @@ def test_figures_are_the_plain_arithmetic_of_the_counters() -> None:
             wall_s=7.2, prefill_s=2.0, plain_s=1.0, draft_s=1.0, verify_s=2.0, rewind_s=1.0, other_s=0.2
         ),
     )
-    found = figures_of(stats, [(2.1, 1), (7.1, 10)], 7.5, {"peak_rss_bytes": 1.0, "load_s": 1.0})
+    found = figures_of(stats, [(2.1, 1), (7.1, 10)], 7.5, {"peak_rss_bytes": 1.0, "load_s": 1.0, "cpu_s": 1.0})
     assert found["prefill_tok_s"] == 50
     assert found["decode_tok_s"] == 2
     assert found["acceptance"] == 0.75
@@ -133,7 +133,7 @@ def test_figures_are_the_plain_arithmetic_of_the_counters() -> None:
 
 
 def test_a_run_that_made_nothing_has_no_rates() -> None:
-    found = figures_of(EngineStats(), [], 0.0, {"peak_rss_bytes": 1.0, "load_s": 0.0})
+    found = figures_of(EngineStats(), [], 0.0, {"peak_rss_bytes": 1.0, "load_s": 0.0, "cpu_s": 0.0})
     for name in ("prefill_tok_s", "decode_tok_s", "gap_p50_s", "hit_rate", "page_cache_share", "ssd_p50_s", "ttft_s"):
         assert found[name] is None
 
