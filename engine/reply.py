@@ -212,6 +212,11 @@ class ReplyReader:
         return self._stops.matched is not None
 
     @property
+    def holds(self) -> bool:
+        """Text is held back that may be the beginning of a stop string."""
+        return bool(self._stops.held.text)
+
+    @property
     def fed(self) -> int:
         """Tokens fed so far."""
         return self._fed

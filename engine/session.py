@@ -6,7 +6,7 @@ prompts will share. Invariant: `tokens` are exactly the ids that every cache has
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,6 +59,8 @@ class Session:
         self._wide: mx.array | None = None
         self._marks: list[Mark] = [self._mark(0, [c.save() for c in self.caches], None)]
         self._throughput = ThroughputStats()
+        self.on_growth: Callable[[], None] = lambda: None
+        """Called when the timeline of a reply has grown, all caches being at its end."""
         self._rounds = self._make_rounds()
         self._trace = SessionTrace(self, config.trace) if config.trace else None
         if self._trace is not None:
@@ -182,6 +184,7 @@ class Session:
             self._rounds.drafter.note(self.position, wide)
         self._wide = wide[-1:]
         self.tokens.extend(ids)
+        self.on_growth()
 
     def last_wide(self) -> mx.array | None:
         """Residual [1, W] of the timeline's last row; None when it is empty."""
@@ -206,6 +209,10 @@ class Session:
             self._rounds.drafter.rewind(mark.position, mark.wide)
         del self.tokens[mark.position :]
         self._marks = [m for m in self._marks if m.position <= mark.position]
+
+    def point(self) -> Mark:
+        """The present state, for `rewind`; nobody else knows of it."""
+        return self._mark(self.position, [c.save() for c in self.caches], self._wide)
 
     def mark(self) -> None:
         """Keep the present state as one to come back to."""

@@ -13,7 +13,7 @@ from .events import PrefillProgress, TextDelta, TurnFinished, TurnStarted
 from .prompt import Prompt
 from .reply import Piece, ReplyReader
 from .sampling import Sampler, resolve_sampling
-from .session import Session
+from .session import Mark, Session
 from .stats import minus
 from .tokenizer import Tokenizer
 from .types import FinishReason, GenerationRequest
@@ -52,6 +52,8 @@ class _Turn:
         self.emit, self.between = emit, between
         self.reader: ReplyReader | None = None
         self.seed = 0
+        self._before_stop: Mark | None = None
+        """The latest state behind which no part of a stop string can lie; kept only where there are stop strings."""
 
     def answer(self, ids: list[int]) -> FinishReason:
         """Fill `ids` with the sampled ids; returns why it ended."""
@@ -81,10 +83,23 @@ class _Turn:
         most = request.max_tokens or config.max_tokens or session.context
         stops = self.tokenizer.stop_ids
         steps = session.steps(logits, sampler, most, stops)
+        if request.stop:
+            self._before_stop = session.point()
+            session.on_growth = self._note_point
         try:
-            return self._decode(steps, ids, most, start)
+            reason = self._decode(steps, ids, most, start)
         finally:
             steps.close()
+            session.on_growth = lambda: None
+        if self.reader.stopped and session.position > len(prompt.ids) + self.reader.committed:
+            assert self._before_stop is not None
+            session.rewind(self._before_stop)
+        return reason
+
+    def _note_point(self) -> None:
+        reader = self.reader
+        if reader is not None and not (reader.holds or reader.stopped):
+            self._before_stop = self.session.point()
 
     def _prompt(self) -> Prompt:
         if self.request.raw_prompt is not None:
@@ -121,14 +136,14 @@ class _Turn:
                 session.count(generated_tokens=len(step.tokens), decode_s=now - before)
             else:
                 session.count(generated_tokens=len(step.tokens), ttft_s=now - start)
-            before = now
+            before, earlier = now, len(ids)
             for token in step.tokens:
                 ids.append(token)
                 if token in self.tokenizer.stop_ids:
                     break
                 self.say(reader.feed(token))
                 if reader.stopped:
-                    self._take_only(steps, step, reader.committed - (len(ids) - len(step.tokens)))
+                    self._take_only(steps, step, reader.committed - earlier)
                     return "stop"
             self.between(len(ids))
             session.meter.check()

@@ -162,7 +162,8 @@ class Rounds:
             answer = yield step
             kept = kept if answer is None else answer
         finally:
-            rewind_s = self._keep(kept, ids, wide)
+            with self._all_or_nothing(before):
+                rewind_s = self._keep(kept, ids, wide)
             self._count(step, kept)
             self.control.note_round(RoundOutcome(
                 step.drafted, step.accepted, kept, confidences, False, self.drafter.first_rows, drafted_s, verify_s,
@@ -189,14 +190,13 @@ class Rounds:
             for cache in line.caches:
                 cache.commit(kept)
             self.drafter.end_round()
-            if kept:
-                rows = mx.contiguous(wide[:kept])
-                line.took(ids[:kept], rows)
-            else:
-                rows = None
+            rows = mx.contiguous(wide[:kept])
+            if not kept:
                 self.drafter.rewind(line.position, line.last_wide())
             with line.meter.wait("output_sync"):
-                mx.eval(arrays_of(line.caches), self.drafter.arrays(), *(() if rows is None else (rows,)))
+                mx.eval(arrays_of(line.caches), self.drafter.arrays(), rows)
+        if kept:
+            line.took(ids[:kept], rows)
         return time.perf_counter() - start
 
     def _count(self, step: Step, kept: int) -> None:
