@@ -211,9 +211,11 @@ def _is_dense(entry: TensorEntry) -> bool:
 
 def _copy_job(path: Path, name: str) -> _Job:
     def fill(out: Output) -> None:
-        with open(path, "rb") as file:
-            while data := file.read(_CHUNK_BYTES):
-                out.write(data)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror}).", path=str(path)) from error
+        out.write(data)
 
     return _Job(name, path.stat().st_size, fill)
 
