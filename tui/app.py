@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from textual import events
@@ -53,7 +54,7 @@ class Wake(Message, bubble=False):
 
 
 class QwenChatApp(App[int]):
-    CSS_PATH = "app.tcss"
+    CSS_PATH = Path(__file__).with_name("app.tcss")
     TITLE = "qwen-chat"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS = []  # noqa: RUF012
@@ -102,6 +103,8 @@ class QwenChatApp(App[int]):
         self._bridge = Bridge(self._wake)
         self._drain_timer: Timer | None = None
         self._drain_next = 0.0
+        # Before the first paint: a theme that changes later makes every style be worked out twice.
+        self._theme_problem = self._take_theme(self.ui.theme)
 
     # ---- start and end
 
@@ -109,8 +112,12 @@ class QwenChatApp(App[int]):
         textual_fixes.apply()
         return super().get_driver_class()
 
+    def get_default_screen(self) -> ChatScreen:
+        return ChatScreen()
+
     def on_mount(self) -> None:
-        self.use_theme(self.ui.theme)
+        if self._theme_problem:
+            self.say(self._theme_problem, "warning")
         self.use_keys()
         for key, a, b in clashes(self.keys):
             if a in self.ui.keys or b in self.ui.keys:
@@ -121,8 +128,6 @@ class QwenChatApp(App[int]):
                 self.recorder.resume(self._resume)
             except QwenChatError as e:
                 self.say(str(e), "warning")
-        self.push_screen(ChatScreen())
-        self.call_after_refresh(self.open_engine)
         self.show_problem()
 
     @property
@@ -274,19 +279,24 @@ class QwenChatApp(App[int]):
 
     # ---- looks
 
-    def use_theme(self, name: str, *, remember: bool = False) -> None:
-        """Switch the theme; a bad one falls back and says why."""
+    def _take_theme(self, name: str) -> str:
+        """Switch the theme; a bad one falls back, and why is returned."""
         palette, problem = choose(name, self.places.themes if self.places is not None else None)
         theme = textual_theme(palette)
         self.register_theme(theme)
-        if self.theme == theme.name:
+        if self.theme == theme.name and self.is_running:
             self.refresh_css()
         self.theme = theme.name
         self.ui = replace(self.ui, theme=palette.name)
+        return problem
+
+    def use_theme(self, name: str, *, remember: bool = False) -> None:
+        """Switch the theme, and say what is wrong with a bad one."""
+        problem = self._take_theme(name)
         if problem:
             self.say(problem, "warning")
         elif remember:
-            self.remember(**{"ui.theme": palette.name})
+            self.remember(**{"ui.theme": self.ui.theme})
 
     def use_keys(self) -> None:
         """Bind the keys in force; an action without keys gets one that no terminal sends."""

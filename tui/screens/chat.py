@@ -81,6 +81,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         self.set_class(self.chat_app.ui.ascii, "-ascii")
         self.apply_metrics()
         self.show_all()
+        self.call_after_refresh(self.chat_app.open_engine)
 
     def on_resize(self) -> None:
         self.apply_metrics()

@@ -114,12 +114,18 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
             self._starts, self._total = starts, y
             if not self.following and grown > 0 and before:
                 self.missed += grown
-            self._adjusting = True
-            self.virtual_size = Size(self.scrollable_content_region.width, y)
-            self._adjusting = False
+            self._grow(Size(self.scrollable_content_region.width, y))
             self.refresh()
         if self.following:
             self._to_end()
+
+    def _grow(self, size: Size) -> None:
+        """Set the scrollable size without laying out the screen: the scrollbar always stands there, nothing else moves."""
+        self._adjusting = True
+        self.set_reactive(ScrollView.virtual_size, size)
+        self._scroll_update(size)
+        self.scroll_y = self.validate_scroll_y(self.scroll_y)
+        self._adjusting = False
 
     def _to_end(self) -> None:
         """Scroll to the last row without taking it for the reader's doing."""
