@@ -23,6 +23,8 @@ _FOLDER = os.path.dirname(__file__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Exit codes: 0 fine, 2 usage or config, 1 anything else, 130 after Ctrl+C."""
+    if sys.stdout is None:  # closed by the caller (>&-): nothing to write to, but nothing to stumble over either
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     code = _guarded(list(sys.argv[1:] if argv is None else argv))
     try:
         for stream in (sys.stdout, sys.stderr):
