@@ -133,12 +133,12 @@ def test_fallback_comes_at_the_limit_and_ends_with_the_reply() -> None:
 
 def test_an_accepted_draft_resets_the_streak_and_plain_steps_do_not() -> None:
     control = Control("fixed", 1, 3)
-    zero = RoundOutcome(1, 0, 1, (0.5,), 0.01, 0.1, 0.0, 0, 0)
+    zero = RoundOutcome(1, 0, 1, (0.5,), False, 1, 0.01, 0.1, 0.0)
     control.note_round(zero)
-    control.note_plain(0.1, 0)
+    control.note_plain(0.1)
     control.note_round(zero)
     assert control.stats().streak == 2
-    control.note_round(RoundOutcome(1, 1, 2, (0.5,), 0.01, 0.1, 0.0, 0, 0))
+    control.note_round(RoundOutcome(1, 1, 2, (0.5,), False, 1, 0.01, 0.1, 0.0))
     assert control.stats().streak == 0
 
 

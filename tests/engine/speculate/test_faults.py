@@ -83,8 +83,7 @@ def test_a_turn_with_drafts_is_the_plain_turn_and_so_is_the_next(talks: Any) -> 
 
 @pytest.mark.parametrize(
     ("start", "length"),
-    [(0, 1), (6, 1), (6, 4), (12, 4)]
-    + [pytest.param(s, n, marks=pytest.mark.slow) for s in (0, 3, 6, 9, 12) for n in (1, 2, 4)],
+    [(0, 1), (6, 4)] + [pytest.param(s, n, marks=pytest.mark.slow) for s in (0, 3, 6, 9, 12) for n in (1, 2, 4)],
 )
 def test_a_stop_string_ends_the_timeline_at_the_stop_wherever_it_falls(talks: Any, start: int, length: int) -> None:
     plain, drafting, told = talks
@@ -105,7 +104,7 @@ def test_a_stop_string_ends_the_timeline_at_the_stop_wherever_it_falls(talks: An
 
 
 @pytest.mark.parametrize(
-    "checks", [9, 17, 26] + [pytest.param(n, marks=pytest.mark.slow) for n in (3, 12, 14, 15, 19, 21, 23, 33, 41, 52)]
+    "checks", [9, 26] + [pytest.param(n, marks=pytest.mark.slow) for n in (3, 12, 17, 14, 15, 19, 21, 23, 33, 41, 52)]
 )
 def test_a_cancel_anywhere_leaves_a_state_from_which_the_next_turn_is_the_plain_one(talks: Any, checks: int) -> None:
     plain, drafting, told = talks

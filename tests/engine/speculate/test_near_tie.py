@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import pytest
 
 SETTINGS: dict[str, Any] = {"prefill_step": 1, "layer_major_threshold": 1 << 30}
 COUNT = 16
@@ -47,6 +48,7 @@ def tie(session: Any, alone: Any, batched: Any, token: int) -> None:
     session.model.head = tied
 
 
+@pytest.mark.slow
 def test_a_near_tie_turns_over_in_batched_checking_and_not_in_strict(
     tiny: Any, open_session: Callable[..., Any], scripted: Callable[..., Any], count_rows: Callable[[float], None]
 ) -> None:
