@@ -50,8 +50,13 @@ def _guarded(argv: list[str]) -> int:
 
         if not isinstance(e, (QwenChatError, OSError)):
             raise
-        say(str(e))
+        say(_failed(e) if isinstance(e, OSError) and e.strerror else str(e))
         return e.exit_code if isinstance(e, QwenChatError) else 1
+
+
+def _failed(e: OSError) -> str:
+    where = f"{e.filename} cannot be read or written" if e.filename else "Reading or writing failed"
+    return f"{where}: {e.strerror}."
 
 
 def _dispatch(argv: list[str]) -> int:
