@@ -122,7 +122,7 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
     def _grow(self, size: Size) -> None:
         """Set the scrollable size without laying out the screen: the scrollbar always stands there, nothing else moves."""
         self._adjusting = True
-        self.set_reactive(ScrollView.virtual_size, size)
+        self.set_reactive(ScrollView.virtual_size, size)  # type: ignore[arg-type]
         self._scroll_update(size)
         self.scroll_y = self.validate_scroll_y(self.scroll_y)
         self._adjusting = False
