@@ -6,6 +6,7 @@ QwenChatError                 exit code 1
 ├── CheckpointError           a model folder cannot be used; names the file and the tensor
 ├── StorageError              the disk failed while the model was in use; the next request may work
 ├── MemoryPlanError           the budgets asked for do not fit this machine
+│   └── BudgetError           exit code 2: a budget that cannot hold one token's experts
 ├── TemplateError             the chat template refused the conversation
 ├── RequestError              one request cannot be answered (unknown token id, empty prompt, ...)
 ├── ContextFullError          the conversation does not fit the context
@@ -20,6 +21,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "BudgetError",
     "Cancelled",
     "CheckpointError",
     "ConfigError",
@@ -85,6 +87,12 @@ class StorageError(QwenChatError):
 
 class MemoryPlanError(QwenChatError):
     """Budgets that do not fit; the message carries the numbers."""
+
+
+class BudgetError(MemoryPlanError):
+    """A budget in the settings that cannot hold what one token needs, on any machine."""
+
+    exit_code = 2
 
 
 class TemplateError(QwenChatError):

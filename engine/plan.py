@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from .config import EngineConfig, parse_budget
-from .errors import MemoryPlanError
+from .errors import BudgetError, MemoryPlanError
 
 __all__ = ["Machine", "MemoryPlan", "Needs", "PoolNeeds", "machine", "make_plan", "size_text"]
 
@@ -178,7 +178,7 @@ def _draft_slots(config: EngineConfig, needs: Needs, left: int) -> int:
     budget = parse_budget(config.draft_expert_cache).resolve(whole, max(auto, pool.top_k * pool.slot_bytes))
     slots = min(pool.experts, budget // pool.slot_bytes)
     if slots < pool.top_k:
-        raise MemoryPlanError(
+        raise BudgetError(
             f"offload.draft_expert_cache = {config.draft_expert_cache!r} holds {slots} experts; a token needs "
             f"{pool.top_k} of {size_text(pool.slot_bytes)}.",
             f"Give it at least {size_text(pool.top_k * pool.slot_bytes)}.",
@@ -199,7 +199,7 @@ def _refuse_budget(config: EngineConfig, plan: MemoryPlan, least: int, auto: boo
             f"{size_text(plan.total_bytes - plan.term('expert slots'))}, and a token's experts {size_text(least)} more.",
             "Close other programs, lower model.context, or choose a smaller model.",
         )
-    raise MemoryPlanError(
+    raise BudgetError(
         f"offload.expert_cache = {config.expert_cache!r} holds {plan.slots} experts, fewer than the experts of one token.",
         f"Give it at least {size_text(least)}.",
     )
