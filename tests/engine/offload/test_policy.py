@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from qwen_chat_mlx.engine.offload import decay
 from qwen_chat_mlx.engine.offload.decay import DecayPolicy
-from qwen_chat_mlx.engine.offload.policy import POLICIES, LfuPolicy, SlotTable, make_policy
+from qwen_chat_mlx.engine.offload.policy import POLICIES, LfuPolicy, SlotTable
 
 LAYERS, EXPERTS = 3, 6
 everyone = pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -315,30 +314,3 @@ def test_a_scan_longer_than_the_pool_still_hits_unless_it_is_lru(policy: str) ->
 def test_an_empty_table_is_refused(bad: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="at least one"):
         SlotTable(*bad)
-
-
-@pytest.mark.slow
-@everyone
-def test_eviction_is_cheap_with_all_experts_of_the_real_model(policy: str) -> None:
-    """240 misses in 480 lookups cost at most what 1 % of a 100 ms token is on a machine that adds 1000 ints in 6 us."""
-    layers, experts, slots, rng = 48, 512, 12288, np.random.default_rng(1)
-    policy_object = make_policy(policy, layers, experts)
-    table = SlotTable(slots, layers, experts, policy_object)
-    for layer in range(layers):
-        table.claim_all(layer, list(range(256)))
-    cost = []
-    for _ in range(8):
-        began = time.process_time()
-        for layer in range(layers):
-            asked = [e for e in range(experts) if table.slot(layer, e) is None]
-            misses = rng.choice(asked, 5, replace=False).tolist()
-            began_claim = time.process_time()
-            table.claim_all(layer, misses, misses)
-            cost.append(time.process_time() - began_claim)
-        assert time.process_time() >= began
-    yard = []
-    for _ in range(50):
-        began = time.process_time()
-        sum(range(1000))
-        yard.append(time.process_time() - began)
-    assert float(np.median(cost)) * layers <= 1e-3 * float(np.median(yard)) / 6e-6
