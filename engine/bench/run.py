@@ -88,7 +88,7 @@ def as_error(kind: str, message: str, hint: str) -> errors.QwenChatError:
 
 
 def run_here(task: RunTask, tell: Callable[[Now], None] = lambda _: None) -> RunResult:
-    """Carry out a task; `tell` hears how far it is, at most four times a second.
+    """Carry out a task; `tell` hears how far it is, four times a second and where a stage ends.
 
     Raises the engine's errors, ContextFullError when prompt and reply do not fit together.
     """
@@ -175,6 +175,8 @@ class _Door:
                     raise as_error(event.kind, event.message, event.hint)
                 elif isinstance(event, kind):
                     self.seen_s = at
+                    if now is not None:
+                        self._tell(now)
                     return event
             if now is not None:
                 self._tell(now)
