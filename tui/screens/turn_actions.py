@@ -71,15 +71,20 @@ class TurnActions(ChatBase):
 
     # ---- changing what was said
 
+    def _prompt_index(self) -> int:
+        """The user turn at or before the focused turn (the last one when none is focused); -1 when there is none."""
+        state, turn = self.chat_app.state, self.transcript.focused_turn
+        index = state.turns.index(turn) if turn is not None else len(state.turns) - 1
+        while index >= 0 and state.turns[index].role != "user":
+            index -= 1
+        return index
+
     def action_edit(self) -> None:
         """Put a user turn into the composer; sending it drops everything after."""
         state = self.chat_app.state
         if not self._free():
             return
-        turn = self.transcript.focused_turn
-        index = state.turns.index(turn) if turn is not None else len(state.turns) - 1
-        while index >= 0 and state.turns[index].role != "user":
-            index -= 1
+        index = self._prompt_index()
         if index < 0:
             self.chat_app.say("There is no prompt to edit yet.")
             return
@@ -105,10 +110,7 @@ class TurnActions(ChatBase):
         state = self.chat_app.state
         if not self._free():
             return
-        turn = self.transcript.focused_turn
-        index = state.turns.index(turn) if turn is not None else len(state.turns) - 1
-        while index >= 0 and state.turns[index].role != "user":
-            index -= 1
+        index = self._prompt_index()
         if index < 0:
             self.chat_app.say("There is no reply to make again yet.")
             return
