@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
+from ..errors import UnavailableError
 
 __all__ = ["gated_delta_kernel", "on_gpu", "product_layout", "recommended_memory_bytes"]
 
@@ -30,12 +34,23 @@ def product_layout(weight: mx.array) -> mx.array:
 
 @cache
 def gated_delta_kernel() -> Callable[..., Any] | None:
-    """mlx-lm's Metal kernel of the gated delta rule, or None where there is none (CPU)."""
+    """mlx-lm's Metal kernel of the gated delta rule, or None where there is none (CPU). Raises UnavailableError.
+
+    Only the file that holds it is run, and that imports MLX alone: mlx-lm's package would import transformers.
+    """
     if not on_gpu():
         return None
-    from mlx_lm.models.gated_delta import gated_delta_kernel as kernel  # pyright: ignore[reportMissingImports]
-
-    return kernel
+    package = importlib.util.find_spec("mlx_lm")
+    for folder in (package.submodule_search_locations if package else None) or ():
+        file = Path(folder, "models", "gated_delta.py")
+        spec = importlib.util.spec_from_file_location("mlx_lm_gated_delta", file) if file.is_file() else None
+        if spec is not None and spec.loader is not None:
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module.gated_delta_kernel
+    raise UnavailableError(
+        "The library mlx-lm, whose Metal kernel this model needs, is not installed.", "Install qwen-chat again."
+    )
 
 
 def recommended_memory_bytes() -> int | None:
