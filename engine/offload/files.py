@@ -96,8 +96,8 @@ class DataFile:
                 continue
             if at + n <= got:
                 raise StorageError(
-                    f"{self.path} is shorter than it was: bytes up to {offset + need} were needed, it ends at "
-                    f"{offset + got}.",
+                    f"{self.path} is shorter than it was: bytes up to {offset + need} were needed, it has "
+                    f"{os.fstat(self.fd).st_size}.",
                     "Was it changed or is it still being downloaded? Fetch the model again and restart.",
                     path=self.path,
                 )
