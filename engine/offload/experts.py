@@ -300,7 +300,7 @@ class LayerBuffer:
         views = self._views.get(expert)
         if views is None:
             size = self._layout.slot_bytes
-            raw = self.pool.array(0)[expert * size : (expert + 1) * size]
+            raw = self.pool.array(0, expert * size, size)
             views = self._views[expert] = self._computes.views(raw)
             mx.eval(list(views.values()))
         return views

@@ -385,3 +385,15 @@ def test_pieces_of_a_pool_begin_on_pages_and_are_one_memory_with_their_arrays(co
         assert array.tolist() == [i + 1] * size
     assert [bytes(pool.memory(i)) for i in range(count)] == [bytes([i + 1]) * size for i in range(count)]
     assert pool.nbytes == Pool.bytes_for(count, size)
+
+
+@pytest.mark.slow
+def test_a_piece_and_a_pool_may_be_larger_than_two_gibibytes() -> None:
+    beyond = 2**31 + 5
+    pool = Pool(1, beyond + 4096)
+    pool.memory(0)[beyond : beyond + 3] = b"abc"
+    array = pool.array(0, beyond, 3)
+    mx.eval(array)
+    assert bytes(array.tolist()) == b"abc"
+    pool.memory(0)[beyond : beyond + 1] = b"x"
+    assert bytes(array.tolist()) == b"xbc"
