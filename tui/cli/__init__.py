@@ -12,6 +12,7 @@ import sys
 
 TYPE_CHECKING = False  # typing and collections are a noticeable part of what `--version` costs
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Sequence
     from types import ModuleType
 
@@ -74,21 +75,39 @@ def _dispatch(argv: list[str]) -> int:
     if verb == DEFAULT_VERB and first != DEFAULT_VERB:
         _refuse_misspelt(first, known)
     module = _load(verb)
+
+    def parsed() -> Namespace:
+        return _parsed(module, verb, rest, known if verb != first else [])
+
     if hasattr(module, "before_parsing"):
-        code = module.before_parsing(rest)
+        code = module.before_parsing(rest, parsed)
         if code is not None:
             return code
+    args = parsed()
+    refuse_platform()
+    return module.run(args)
+
+
+def _parsed(module: ModuleType, verb: str, rest: list[str], known: list[str]) -> Namespace:
+    """The flags and words of one verb. `known` are the verbs that may have been meant, where none was named first."""
     from ._flags import Parser
 
     parser = Parser(prog=f"qwen-chat {verb}", description=summary(verb))
     module.add_arguments(parser)
-    args = parser.parse_args(rest)
-    if verb != first and args.prompt and args.prompt[0] in known:
+    try:
+        args = parser.parse_args(rest)
+    except Exception as e:
+        from ...engine.errors import UsageError
+
+        meant = next((word for word in rest if word in known), None)
+        if meant is None or not isinstance(e, UsageError):
+            raise
+        raise UsageError(e.message, f"If {meant} is the verb, it comes first: qwen-chat {meant} [options]") from None
+    if known and args.prompt and args.prompt[0] in known:
         from ...engine.errors import UsageError
 
         raise UsageError("The verb comes first.", f"Write it as: qwen-chat {args.prompt[0]} [options]")
-    refuse_platform()
-    return module.run(args)
+    return args
 
 
 def verbs() -> list[str]:

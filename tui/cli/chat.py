@@ -12,7 +12,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ...engine import Emit, Engine, EngineConfig
     from ..config import Loaded
@@ -38,30 +38,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     look.add_argument("--ascii", action="store_true", default=None, help="draw with ASCII characters only")
 
 
-def before_parsing(argv: Sequence[str]) -> int | None:
+def before_parsing(argv: Sequence[str], parsed: Callable[[], object]) -> int | None:
     """Refuse where no full screen can be, else stay behind as the parent that cleans up; None lets the verb run here."""
     from ..terminal.supervisor import MARK, supervise
 
     if MARK in os.environ or any(word in PLAIN_WORDS for word in argv):
         return None
-    refuse_no_terminal(os.environ)
+    problem = no_terminal(os.environ)
+    if problem:
+        from ...engine.errors import UsageError
+
+        parsed()  # what is wrong with the words is said first: with the right ones no terminal may be needed
+        raise UsageError(
+            problem, '`qwen-chat ask "..."` answers without one, and `qwen-chat --plain` talks line by line.'
+        )
     return supervise()
 
 
-def refuse_no_terminal(environ: Mapping[str, str]) -> None:
-    """Raise UsageError unless all three streams are terminals that can draw."""
+def no_terminal(environ: Mapping[str, str]) -> str:
+    """Why the full screen cannot be drawn, in one sentence; empty where all three streams are terminals that can draw."""
     for stream, name in ((sys.stdin, "stdin"), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
         if stream is None or not stream.isatty():
-            _refuse(f"The chat needs a terminal, and {name} is none.")
+            return f"The chat needs a terminal, and {name} is none."
     term = environ.get("TERM", "")
-    if term in ("", "dumb"):
-        _refuse(f"The chat needs a terminal that can draw, and TERM is {term or 'empty'}.")
-
-
-def _refuse(message: str) -> None:
-    from ...engine.errors import UsageError
-
-    raise UsageError(message, '`qwen-chat ask "..."` answers without one, and `qwen-chat --plain` talks line by line.')
+    return f"The chat needs a terminal that can draw, and TERM is {term or 'empty'}." if term in ("", "dumb") else ""
 
 
 def run(args: argparse.Namespace) -> int:

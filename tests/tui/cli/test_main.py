@@ -158,6 +158,19 @@ def test_the_panels_that_are_known_by_reading_are_those_that_are_found_by_import
     assert sorted(p.id for p in find_panels()) == _panels()
 
 
-def test_a_verb_behind_options_is_not_taken_for_a_prompt(capsys):
-    assert cli.main(["--plain", "--model", "x", "ask", "hello"]) == 2
-    assert "qwen-chat ask [options]" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--plain", "--model", "x", "ask", "hello"], b"The verb comes first. Write it as: qwen-chat ask [options]"),
+        (["--model", "x", "ask", "hello"], b"The verb comes first. Write it as: qwen-chat ask [options]"),
+        (["--temperature", "0", "doctor"], b"The verb comes first. Write it as: qwen-chat doctor [options]"),
+        (["--json", "ask", "hello"], b"--json. If ask is the verb, it comes first: qwen-chat ask [options]"),
+        (["--colour", "hello"], b"--colour. See `qwen-chat chat --help`."),
+        (["chat", "--model"], b"argument --model: expected one argument"),
+    ],
+)
+def test_without_a_terminal_too_wrong_words_are_what_is_said(argv, said):
+    done = run(*argv)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+    assert said.lower() in done.stderr.lower()
+    assert b"terminal" not in done.stderr
