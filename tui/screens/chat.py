@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -13,10 +11,10 @@ from textual.widgets import Static
 
 from .. import commands
 from ..attach import attachments, rough_tokens, suggest
+from ..greeting import greeting
 from ..keys import ACTIONS
 from ..panels.base import find_panels
 from ..text import numbers
-from ..text.layout import Line, plain_lines
 from ..widgets.bar import Bar
 from ..widgets.composer import Composer
 from ..widgets.metrics import MetricsStrip, SidePanel
@@ -26,9 +24,6 @@ from ..widgets.transcript import Transcript
 from .actions import ChatActions
 from .dialogs import DialogActions
 from .turn_actions import TurnActions
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ChatScreen"]
 
@@ -75,6 +70,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         self.strip = self.query_one("#strip", MetricsStrip)
         self.suggestions = self.query_one("#suggestions", Suggestions)
         self.composer.suggestions = self.suggestions
+        self.composer.submit = self.submit_text
         self.transcript.ascii = self.chat_app.ui.ascii
         for bar in self.query(Bar):
             bar.ascii = self.chat_app.ui.ascii
@@ -107,9 +103,9 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         app, state = self.chat_app, self.chat_app.state
         now = app.clock()
         wide, narrow, tiny = self.sizes
-        self.transcript.narrow = narrow
+        self.transcript.narrow, self.transcript.times = narrow, app.ui.timestamps
         if not state.turns:
-            self.transcript.welcome = self._welcome()
+            self.transcript.welcome = greeting(self.chat_app.state, self.transcript.column)
         self.transcript.sync()
         self._show_queued()
         due = now - self._digits_at >= DIGITS_EVERY_S
@@ -160,28 +156,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
                 Content.assemble(("queued ", "bold $text-accent"), said), Content.styled("⏎ edits it", "$text-muted")
             )
 
-    def _welcome(self) -> list[Line]:
-        state, width = self.chat_app.state, self.transcript.column
-        if state.phase == "failed" and state.failure is not None:
-            lines = plain_lines("The model could not be loaded.", width, "bold $text-error")
-            lines += plain_lines(state.failure.message, width)
-            if state.failure.hint:
-                lines += plain_lines(state.failure.hint, width, "$text-muted")
-            return [Line(Content("")), *lines]
-        lines = [Line(Content("")), *plain_lines("Ask something.", width, "bold")]
-        if state.phase == "loading":
-            lines += plain_lines("The model is loading. A prompt sent now waits for it.", width, "$text-muted")
-        elif state.model is not None:
-            for note in state.model.notes:
-                lines += plain_lines(note, width, "$text-muted")
-        lines += plain_lines("/ lists the commands, F1 explains the keys and the panels.", width, "$text-muted")
-        return lines
-
     # ---- what widgets report
-
-    @on(Composer.Submitted)
-    def _submitted(self, event: Composer.Submitted) -> None:
-        self.submit_text(event.text)
 
     @on(Composer.Changed)
     def _typed(self) -> None:
