@@ -222,6 +222,8 @@ class SsdStats:
     latency: Histogram = Histogram()
     in_flight: int = gauge(0)
     direct_io: bool = gauge(False)
+    buffered_reason: str = gauge("")
+    """Why experts are read through the page cache although direct reads were asked for; empty when they are not."""
 
 
 @dataclass(frozen=True, slots=True)

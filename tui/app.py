@@ -95,6 +95,7 @@ class QwenChatApp(App[int]):
         self.limits = {n: getattr(self.ui, n) for n in ("acceptance_limits", "hit_rate_limits", "ssd_p95_limits")}
         self.instances = Instances(places.running) if places is not None else None
         self._planned = 0
+        self._not_direct = ""
         self.log_lines: deque[str] = deque(maxlen=500)
         self.focused_window = True
         self.engine: Engine | None = None
@@ -221,7 +222,10 @@ class QwenChatApp(App[int]):
         ended = [e for e in events_now if isinstance(e, (TurnFinished, EngineFailed, ModelReady))]
         for event in ended:
             self._ended(event)
+        if self.state.refused is not None and self.chat is not None:
+            self.chat.give_back()
         self._mind_others()
+        self._mind_disk()
         self.recorder.flush_due()
         if self.chat is not None:
             if ended:
@@ -258,6 +262,18 @@ class QwenChatApp(App[int]):
         problem = warning(memory.plan_bytes, self.instances.others(), memory.limit_bytes)
         if problem:
             self.say(problem, "warning")
+
+    def _mind_disk(self) -> None:
+        """Once per reason: say why direct reads are not used; aloud only where the config insists on them."""
+        reason = self.state.stats.ssd.buffered_reason if self.state.stats is not None else ""
+        if reason == self._not_direct:
+            return
+        self._not_direct = reason
+        said = one_line(f"Experts are read through the page cache: {reason}.", 1000)
+        if reason and self.engine_config.direct_io == "on":
+            self.say(f'{said} [offload] direct_io is "on".', "warning")
+        elif reason:
+            self.log_lines.append(said)
 
     def view(self) -> View:
         """What the panels read now."""

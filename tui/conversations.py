@@ -91,6 +91,11 @@ class Conversation:
         return self.path is None
 
     @property
+    def behind(self) -> bool:
+        """The file lacks something that the disk has refused so far."""
+        return bool(self._unwritten)
+
+    @property
     def turns(self) -> tuple[SavedTurn, ...]:
         return tuple(self._turns)
 
@@ -165,13 +170,27 @@ class Conversation:
             self._turns[-1] = ended
         self._write({"type": "delta", "n": self._numbers[-1], **pending, **end}, safely=True)
 
-    def rewind(self, keep: int) -> None:
-        """Go back to the first `keep` turns; the rest stays in the file as an old branch."""
+    def rewind(self, keep: int) -> list[SavedTurn]:
+        """Go back to the first `keep` turns; the rest stays in the file as an old branch, and is returned."""
         self.flush()
+        dropped: list[SavedTurn] = []
         if 0 <= keep < len(self._turns):
             record = {"type": "rewind", "keep": self._numbers[keep]}
+            dropped = self._turns[keep:]
             del self._turns[keep:], self._numbers[keep:]
             self._write(record)
+        return dropped
+
+    def take_back(self, turns: Iterable[SavedTurn]) -> None:
+        """Put turns that a rewind returned at the end again."""
+        for t in turns:
+            self.add_turn(t.role, t.text if t.role != "assistant" else "", model=t.model, settings=t.settings)
+            if t.role == "assistant":
+                for kind, text in (("thinking", t.thinking), ("answer", t.text)):
+                    if text:
+                        self.add_text(kind, text)
+                self.finish(t.finish_reason or "cancelled", t.token_ids, t.tokenizer, t.numbers)
+            self._turns[-1] = replace(self._turns[-1], at=t.at)
 
     def rename(self, title: str) -> None:
         """Give a title; an empty one brings the automatic title back."""
@@ -300,14 +319,19 @@ class Store:
 
     def last(self) -> str | None:
         """Id of the one that changed last; None when there is none."""
-        paths = self._paths()
-        return paths[0].stem if paths else None
+        return next((p.stem for p in self._paths() if self._worth_listing(self._entry(p, outline)[0])), None)
 
     def list(self, wanted: str = "") -> list[Entry]:
         """The conversations whose titles or ids contain every word of `wanted`, the latest first."""
         words = wanted.casefold().split()
         found = (self._entry(path, outline)[0] for path in self._paths())
-        return [e for e in found if all(w in f"{e.title} {e.id}".casefold() for w in words)]
+        listed = (e for e in found if self._worth_listing(e))
+        return [e for e in listed if all(w in f"{e.title} {e.id}".casefold() for w in words)]
+
+    @staticmethod
+    def _worth_listing(entry: Entry) -> bool:
+        """Not one whose only prompt was refused."""
+        return bool(entry.turns or entry.problem)
 
     def search(self, wanted: str) -> Iterator[Found]:
         """Where the text occurs, in titles, turns and thoughts of current branches; the latest conversation first."""

@@ -54,7 +54,7 @@ def _closed(text: str) -> str:
 def to_json(conversation_id: str, title: str, turns: Sequence[SavedTurn]) -> str:
     """One object with everything that is known of each turn."""
     told = [{k: v for k, v in _told(turn).items() if v not in ("", [], {}, 0.0)} for turn in turns]
-    return json.dumps({"id": conversation_id, "title": title, "turns": told}, indent=2, ensure_ascii=True) + "\n"
+    return json.dumps({"id": conversation_id, "title": title, "messages": told}, indent=2, ensure_ascii=True) + "\n"
 
 
 def _told(turn: SavedTurn) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .text.sanitise import one_line
 
-__all__ = ["DEMO", "DOWNLOAD", "FoundModel", "find_models"]
+__all__ = ["DEMO", "DEMO_FOLDER", "FoundModel", "find_models"]
 
 DEMO = "demo"
-DOWNLOAD = "hf download Qwen/Qwen3.8-Flash-Next-FP8"
+DEMO_FOLDER = Path(__file__).parents[1] / "engine" / "demo"
+"""Where the built-in model stands; an installation may come without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ def find_models(
     ):  # fmt: skip
         if path and path != DEMO and path not in found:
             found[path] = _look(path, origin)
-    return [*found.values(), FoundModel(DEMO, "Built-in demo model", origin="comes with the program")]
+    there = (DEMO_FOLDER / "config.json").exists()
+    demo = FoundModel(DEMO, "Built-in demo model", origin="comes with the program")
+    return [*found.values(), demo if there else replace(demo, problem="not part of this installation")]
 
 
 def _cached(environ: Mapping[str, str]) -> Iterator[str]:

@@ -32,6 +32,8 @@ class Recorder:
         self.temporary = temporary or store is None
         self.problem = ""
         """The latest sentence about what could not be written; the screen takes it away when it has shown it."""
+        self._told = ""
+        self._dropped: list[SavedTurn] = []
         self.conversation = self._new()
 
     def _new(self) -> Conversation:
@@ -43,8 +45,12 @@ class Recorder:
         try:
             what()
         except QwenChatError as e:
-            self.problem = str(e)
+            # A full disk refuses every record; that is one thing to say, until the file has caught up.
+            if str(e) != self._told:
+                self.problem = self._told = str(e)
             return False
+        if not self.conversation.behind:
+            self._told = ""
         return True
 
     # ---- what the user does
@@ -59,7 +65,17 @@ class Recorder:
         self.state.title = one_line(self.conversation.title, 60)
 
     def rewind(self, keep: int) -> None:
-        self._try(lambda: self.conversation.rewind(keep))
+        def go_back() -> None:
+            self._dropped = self.conversation.rewind(keep)
+
+        self._try(go_back)
+
+    def refused(self) -> None:
+        """The prompt of the last two turns was not taken: they go, and what an edit had taken away before comes back."""
+        dropped, self._dropped = self._dropped, []
+        self._try(lambda: self.conversation.rewind(len(self.conversation.turns) - 2))
+        self._try(lambda: self.conversation.take_back(dropped))
+        self.state.title = one_line(self.conversation.title, 60)
 
     def rename(self, title: str) -> None:
         self._try(lambda: self.conversation.rename(title))
@@ -107,12 +123,16 @@ class Recorder:
         elif isinstance(event, TurnFinished):
             self._finish(turn, event.finish_reason)
         elif isinstance(event, EngineFailed):
-            self._finish(turn, "error")
+            if self.state.refused is not None:
+                self.refused()
+            else:
+                self._finish(turn, "error")
 
     def _finish(self, turn: Turn, reason: FinishReason) -> None:
         known = {"tokens": turn.tokens, "thinking_tokens": turn.thinking_tokens, "ttft_s": turn.ttft_s}
         known |= {"tok_per_s": turn.tok_per_s, "thought_s": turn.thought_s}
         numbers = {k: round(v, 4) for k, v in known.items() if v}
+        self._dropped = []
         self._try(lambda: self.conversation.finish(reason, turn.token_ids, turn.fingerprint, numbers))
 
 

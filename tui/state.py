@@ -28,13 +28,16 @@ from ..engine.types import GenerationRequest, Message, MtpMode, Role
 from .text.sanitise import Sanitiser, clean, one_line
 from .window import Window
 
-__all__ = ["ChatState", "Failure", "Tick", "Turn", "TurnStatus"]
+__all__ = ["ChatState", "Failure", "Refusal", "Tick", "Turn", "TurnStatus"]
 
 TurnStatus = Literal["waiting", "prefill", "thinking", "answering", "done", "stopped", "length", "context", "failed"]
 RUNNING: tuple[TurnStatus, ...] = ("waiting", "prefill", "thinking", "answering")
 _ENDS: dict[str, TurnStatus] = {
     "stop": "done", "length": "length", "context": "context", "cancelled": "stopped", "error": "failed",
 }  # fmt: skip
+REFUSALS = ("ContextFullError", "RequestError", "TemplateError")
+"""Failures of the prompt itself: it never became part of the engine's timeline, and would fail again in every later request."""
+WARM_DRAFTS = 32
 _numbers = itertools.count(1)
 
 
@@ -44,6 +47,14 @@ class Failure:
     hint: str
     kind: str
     fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A prompt that the engine did not take; it is no part of the conversation."""
+
+    text: str
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +138,21 @@ class ChatState:
     last_mode: MtpMode = "auto"
     """The last drafting mode that was not off; Ctrl+T goes back to it."""
     notice: str = ""
-    """One line for the status bar, such as "MTP off from token 213"."""
+    """One line for the status bar."""
+    mtp_notice: str = ""
+    """What became of drafting in the reply that runs, such as "MTP off from token 213"; over with it."""
+    refused: Refusal | None = None
+    """The latest prompt, when it was refused; whoever has given it back to the user takes it away."""
     stats: EngineStats | None = None
     window: Window = field(default_factory=Window)
     ticks: deque[Tick] = field(default_factory=lambda: deque(maxlen=32))
     revision: int = 0
     """Grows when turns were added or removed."""
     _sanitisers: dict[str, Sanitiser] = field(default_factory=dict)
+    _dropped: list[Turn] = field(default_factory=list)
+    """What the latest rewind took away, until the request behind it has been taken."""
+    _new_prompt: bool = False
+    """The running request came with a prompt that was not in the conversation before."""
 
     # ---- questions
 
@@ -169,12 +188,14 @@ class ChatState:
 
     def ask(self, text: str, *, continue_last: bool = False) -> GenerationRequest:
         """Add the user's turn and the empty reply, and return the request for them."""
+        self._new_prompt = not continue_last
         if not continue_last:
             self.turns.append(Turn("user", clean(text), at=self.wall()))
         return self._reply(continue_last)
 
     def again(self) -> GenerationRequest:
         """A new reply to the last user turn; the old one must have been rewound before."""
+        self._new_prompt = False
         return self._reply(False)
 
     def _reply(self, continue_last: bool) -> GenerationRequest:
@@ -191,7 +212,7 @@ class ChatState:
         turn.model = self.model.name if self.model else ""
         turn.version += 1
         self._sanitisers.clear()
-        self.prefill, self.notice = None, ""
+        self.prefill, self.notice, self.mtp_notice, self.refused = None, "", "", None
         self.revision += 1
         changes = {k: v for k, v in self.sampling.items() if k != "max_tokens"}
         return GenerationRequest(
@@ -204,13 +225,15 @@ class ChatState:
         )
 
     def rewind(self, keep: int) -> None:
-        """Drop all turns after the first `keep`."""
+        """Drop all turns after the first `keep`; they come back if the prompt behind them is refused."""
+        self._dropped = self.turns[keep:]
         del self.turns[keep:]
         self.revision += 1
 
     def clear(self) -> None:
         self.turns.clear()
         self.title, self.notice, self.prefill, self.queued = "", "", None, None
+        self.mtp_notice, self.refused, self._dropped = "", None, []
         self.revision += 1
 
     def forget_model(self) -> None:
@@ -219,7 +242,7 @@ class ChatState:
             turn.status, turn.end_s = "stopped", self.clock()
             turn.version += 1
         self.phase, self.loading, self.model, self.failure = "loading", None, None, None
-        self.mtp, self.stats, self.prefill, self.notice = None, None, None, ""
+        self.mtp, self.stats, self.prefill, self.notice, self.mtp_notice = None, None, None, "", ""
         self.window.clear()
         self.ticks.clear()
 
@@ -290,9 +313,9 @@ class ChatState:
             return
         where = f" from token {event.at_token:,}" if event.at_token else ""
         if before.mode != event.mode:
-            self.notice = f"MTP {event.mode}{where}"
+            self.mtp_notice = f"MTP {event.mode}{where}"
         elif event.state in ("FALLBACK", "PARKED"):
-            self.notice = f"MTP {event.state.lower()}{where}"
+            self.mtp_notice = f"MTP {event.state.lower()}{where}"
         else:
             return
         self.ticks.append(Tick(self.clock(), event.state))
@@ -309,14 +332,27 @@ class ChatState:
         turn.ttft_s = t.ttft_s if t.ttft_s is not None and turn.first_s is not None else turn.ttft_s
         turn.tok_per_s = t.generated_tokens / t.decode_s if t.decode_s > 0 and t.generated_tokens > 1 else None
         turn.version += 1
-        self.prefill = None
+        self._reply_over(event.stats)
+
+    def _reply_over(self, stats: EngineStats | None) -> None:
+        """What holds for one reply only ends with it: its progress, what was said of its drafting, a fallback."""
+        self.prefill, self.mtp_notice, self._dropped = None, "", []
+        if self.mtp is not None and self.mtp.state == "FALLBACK":
+            known = self.stats or stats
+            warm = known is not None and known.drafts.proposed < WARM_DRAFTS
+            self.mtp = replace(self.mtp, state="WARM" if warm else "ON", reason="the next reply drafts again")
 
     def _failed(self, event: EngineFailed) -> None:
         failure = Failure(clean(event.message), clean(event.hint), one_line(event.kind, 40), event.fatal)
         turn = self.running if event.fatal else self._turn(event.request_id)
         if turn is not None:
+            refused = event.kind in REFUSALS and self._new_prompt and not (event.fatal or turn.text or turn.thinking)
             turn.status, turn.failure, turn.end_s = "failed", failure, self.clock()
             turn.version += 1
-            self.prefill = None
+            if refused:
+                self.refused = Refusal(self.turns[-2].text, failure)
+                self.turns[-2:] = self._dropped
+                self.revision += 1
+            self._reply_over(None)
         if event.fatal:
             self.phase, self.failure = "failed", failure

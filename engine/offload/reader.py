@@ -177,6 +177,7 @@ class Reader:
                 latency=self._latency.copy(),
                 in_flight=self._in_flight,
                 direct_io=any(f.direct for f in self._files.values()),
+                buffered_reason=self.buffered_reason,
             )
 
     @property

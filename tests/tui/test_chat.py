@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.errors import CheckpointError, StorageError
+from qwen_chat_mlx.engine.events import StatsTaken
 from qwen_chat_mlx.engine.fake import FakeReply, FakeScript
+from qwen_chat_mlx.tui.config import UiConfig
+from qwen_chat_mlx.tui.places import Places
 
 LONG = "\n\n".join(f"Paragraph number {i} of a long answer." for i in range(60))
 
@@ -245,3 +250,116 @@ def test_the_interface_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ---- prompts that the engine does not take
+
+
+SMALL = replace(FakeScript().model, context=60)
+
+
+async def test_a_prompt_that_does_not_fit_is_given_back_and_the_next_one_works(stage: Any) -> None:
+    async with stage(script("Fine.", model=SMALL)) as s:
+        await s.ask("hello")
+        big = "word " * 80
+        await s.ask(big)
+        assert [t.text for t in s.app.state.turns] == ["hello", "Fine."]
+        assert s.chat.composer.text == big
+        assert "The conversation has" in s.screen_text
+        await s.ask("again")
+        assert [t.text for t in s.app.state.turns] == ["hello", "Fine.", "again", "Fine."]
+
+
+async def test_a_refused_first_prompt_leaves_no_conversation_behind(stage: Any, home: Any) -> None:
+    async with stage(script("Fine.", model=SMALL), places=Places.of()) as s:
+        await s.ask("word " * 80)
+        store = s.app.recorder.store
+        assert (s.app.state.turns, s.app.state.title, store.list(), store.last()) == ([], "", [], None)
+        await s.ask("short")
+        (entry,) = store.list()
+        assert (entry.title, entry.turns) == ("short", 2)
+
+
+async def test_a_refused_edit_brings_back_what_it_would_have_replaced(stage: Any, home: Any) -> None:
+    async with stage(script(FakeReply("One.", "hm"), "Two.", "Three.", model=SMALL), places=Places.of()) as s:
+        await s.ask("first")
+        await s.ask("second")
+        before = [(t.text, t.thinking, t.token_ids) for t in s.app.state.turns]
+        saved = s.app.recorder.conversation.turns
+        s.chat.transcript.focus_turn(0)
+        s.chat.action_edit()
+        await s.ask("word " * 80)
+        assert [(t.text, t.thinking, t.token_ids) for t in s.app.state.turns] == before
+        assert s.app.recorder.conversation.turns == saved
+        assert s.chat.editing == 0
+        s.app.recorder.close()
+        assert [t.text for t in s.app.recorder.store.open(s.app.recorder.conversation.id).turns] == [
+            t.text for t in saved
+        ]
+
+
+async def test_a_refused_prompt_stands_before_what_was_typed_since(stage: Any) -> None:
+    async with stage(script("Fine.", model=SMALL)) as s:
+        s.chat.composer.put("word " * 80)
+        await s.press("enter", "n", "e", "w")
+        await s.finish()
+        assert s.chat.composer.text == "word " * 79 + "word \nnew"
+
+
+async def test_what_was_said_of_drafting_is_over_with_the_reply(stage: Any) -> None:
+    async with stage(script(FakeReply(LONG, accept=(0.0,)), LONG)) as s:
+        await s.ask("go", 14)
+        assert "MTP fallback from token" in s.status
+        assert "FALLBACK" in s.status
+        await s.finish()
+        assert "from token" not in s.status
+        assert "FALLBACK" not in s.status
+        assert "tripped 1×" in s.screen_text
+        assert "32/32" not in s.screen_text
+
+
+async def test_times_are_shown_only_where_they_are_wanted(stage: Any) -> None:
+    for wanted in (True, False):
+        async with stage(script("Yes."), ui_config=UiConfig(timestamps=wanted)) as s:
+            await s.ask("go")
+            assert ("09:41" in s.screen_text) is wanted
+
+
+async def test_a_disk_without_direct_reads_is_told_once(stage: Any) -> None:
+    config = EngineConfig(direct_io="on")
+    async with stage(script(LONG), engine_config=config) as s:
+        await s.ask("go", 5)
+        stats = s.app.state.stats
+        ssd = replace(stats.ssd, buffered_reason="the file system of /m/a.safetensors has no direct I/O")
+        for _ in range(3):
+            s.app._bridge.emit(StatsTaken(replace(stats, ssd=ssd), s.engine.now))
+            await s.show()
+        s.chat.show_all()
+        await s.show()
+        assert "not direct: page cache" in s.screen_text
+        assert sum("has no direct I/O" in line for line in s.app.log_lines) == 1
+        assert len(s.app._notifications) == 1
+
+
+async def test_a_full_disk_is_told_once_until_it_has_room_again(
+    stage: Any, home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qwen_chat_mlx.tui import conversations
+
+    def full(_fd: int, _data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def told() -> int:
+        return sum("No space left" in line for line in s.app.log_lines)
+
+    async with stage(script("Yes."), places=Places.of()) as s:
+        with monkeypatch.context() as m:
+            m.setattr(conversations, "_write_all", full)
+            await s.ask("one")
+            await s.ask("two")
+            assert told() == 1
+        await s.ask("three")
+        assert told() == 1
+        monkeypatch.setattr(conversations, "_write_all", full)
+        await s.ask("four")
+        assert told() == 2

@@ -37,9 +37,9 @@ def test_markdown_has_a_heading_a_turn_even_after_a_fence_left_open():
 def test_json_holds_everything_and_escapes_it():
     text = to_json("id", "t", TURNS)
     found = json.loads(text)
-    assert found["turns"][1]["token_ids"] == [1, 2]
-    assert found["turns"][1]["thinking"] == TURNS[1].thinking
-    assert found["turns"][2] == {"role": "user", "text": TURNS[2].text}
+    assert found["messages"][1]["token_ids"] == [1, 2]
+    assert found["messages"][1]["thinking"] == TURNS[1].thinking
+    assert found["messages"][2] == {"role": "user", "text": TURNS[2].text}
     assert text.isascii()
     assert "\x1b" not in text
 

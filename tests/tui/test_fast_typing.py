@@ -19,3 +19,37 @@ async def test_enter_and_newline_come_after_what_was_typed_before_them():
             await pilot.pause()
         assert [t.text for t in app.state.turns if t.role == "user"] == ["ab\nc"]
         assert app.chat.composer.text == ""
+
+
+async def test_what_is_typed_right_behind_enter_stays_in_the_composer():
+    app = QwenChatApp(lambda config, emit: FakeEngine(emit, FakeScript(load_s=0.0), manual=True))
+    async with app.run_test() as pilot:
+        await pilot.pause()
+        app.engine.advance(5)
+        app.on_wake()
+        await pilot.pause()
+        for key in ("a", "enter", "b", "c"):
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        for _ in range(5):
+            await pilot.pause()
+        assert [t.text for t in app.state.turns if t.role == "user"] == ["a"]
+        assert app.chat.composer.text == "bc"
+
+
+async def test_an_emoji_of_several_characters_can_be_typed():
+    app = QwenChatApp(lambda config, emit: FakeEngine(emit, FakeScript(load_s=0.0), manual=True))
+    emoji = "👩\u200d💻❤\ufe0f🏴\U000e0067\U000e007f"
+    async with app.run_test() as pilot:
+        await pilot.pause()
+        for event in feed(emoji):
+            app.post_message(event)
+        for _ in range(5):
+            await pilot.pause()
+        assert app.chat.composer.text == emoji
+
+
+def feed(text):
+    """The events that Textual makes of what comes from a terminal."""
+    from textual._xterm_parser import XTermParser
+
+    return [event for event in XTermParser().feed(text) if isinstance(event, events.Key)]

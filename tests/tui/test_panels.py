@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 
 import qwen_chat_mlx.tui.panels as folder
+from qwen_chat_mlx.engine.events import MtpChanged, StatsTaken
 from qwen_chat_mlx.engine.fake import FakeDisk, FakeEngine, FakeReply, FakeScript
+from qwen_chat_mlx.engine.stats import (
+    ContextStats,
+    DraftStats,
+    EngineStats,
+    ExpertStats,
+    HistogramRecorder,
+    MemoryStats,
+    MtpStats,
+    SsdStats,
+    ThroughputStats,
+    TimingStats,
+)
 from qwen_chat_mlx.tui.panels.base import Judge, Panel, View, find_panels
 from qwen_chat_mlx.tui.panels.draw import bar, ramp, spark
 from qwen_chat_mlx.tui.state import ChatState
@@ -76,7 +89,7 @@ def test_the_fallback_counter_fills_toward_its_limit_and_trips() -> None:
     tripped = text("fallback", run(long(accept=(0.0,)), 30))
     assert "32/32" in tripped
     assert "tripped 1×" in tripped
-    assert "of this reply" in tripped
+    assert "this reply" in tripped
 
 
 def test_the_cache_goes_from_cold_to_hot() -> None:
@@ -226,3 +239,61 @@ def test_panels_say_what_they_are() -> None:
         assert panel.title == panel.title.upper()
         assert isinstance(panel, Panel)
         assert sys.modules[type(panel).__module__].__doc__
+
+
+def extreme() -> EngineStats:
+    """Numbers as long as they get."""
+    times = HistogramRecorder()
+    for _ in range(1000):
+        times.record(59.9)
+    many = (10_000_000,) * 5
+    return EngineStats(
+        throughput=ThroughputStats(
+            prefill_tokens=10_000_000, prefill_s=800.0, generated_tokens=12_345, decode_s=10.0, ttft_s=36_000.0
+        ),
+        drafts=DraftStats(
+            rounds=10_000_000, proposed=50_000_000, accepted=49_000_000, committed=59_000_000, fallbacks=12_345,
+            proposed_at=many, accepted_at=many,
+        ),
+        mtp=MtpStats("fixed", "ON", "always 5 drafts a round", 5, 31, 32),
+        experts=ExpertStats(
+            hits=10**9, misses=10**9, evictions=10**9, resident_bytes=1023 * 2**30, budget_bytes=1023 * 2**30
+        ),
+        ssd=SsdStats(
+            reads=10**6, read_bytes=10**13, busy_s=10.0, cached_bytes=10**12, judged_bytes=10**12, latency=times.copy(),
+            buffered_reason="the file system has no direct I/O",
+        ),
+        memory=MemoryStats(
+            rss_bytes=1023 * 2**30, plan_bytes=1023 * 2**30, peak_bytes=1023 * 2**30, major_faults=123_456_789
+        ),
+        context=ContextStats(used=1_048_575, limit=1_048_576),
+        timing=TimingStats(ssd_wait_s=1000.0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("state_word", ["ON", "PARKED", "FALLBACK", "OFF", "UNAVAILABLE"])
+def test_no_number_and_no_unit_is_ever_cut_at_the_side(state_word: Any) -> None:
+    state = ChatState(lambda: 100.0)
+    state.apply(replace(FakeScript().model, context=1_048_576))
+    state.ask("go")
+    why = "a draft costs 123.45 plain steps and stands 100% of the time, which is not worth it"
+    state.apply(MtpChanged(0, "fixed", state_word, why))
+    state.apply(StatsTaken(EngineStats(), 98.0))
+    state.apply(StatsTaken(extreme(), 99.5))
+    view = View(state, 100.0)
+    shown = {p.id: [r.plain for r in p.side(view, 30)] for p in find_panels()}
+    for rows in shown.values():
+        assert max(len(r) for r in rows) <= 30, rows
+        assert not any("…" in r for r in rows), rows
+    words = {name: " ".join(" ".join(rows).split()) for name, rows in shown.items()}
+    for name, wanted in {
+        "decode": ["tok/s", "10 h 00 min", "prefill 12,500/s", "avg 1,234"],
+        "expert_cache": ["miss ", "/round", "1023 / 1023 GiB", "evict ", "/s"],
+        "ssd_reads": ["p50 ", "p99 ", " ms", "GB/s", "stall ", "page cache 100%", "not direct: page cache", "max 59900 ms"],
+        "memory": ["1023 / 1023 GiB", "mlx peak 1023 GiB", "page-ins 123.5M"],
+        "context": ["1.0M/1.0M", "of the last prompt"],
+        "mtp_draft": [why] if state_word not in ("ON",) else ["ON fixed k=5", "tok/round", "5 "],
+        "fallback": ["tripped 12345×" if state_word != "UNAVAILABLE" else "n/a"],
+    }.items():
+        for word in wanted:
+            assert word in words[name], (word, words[name])

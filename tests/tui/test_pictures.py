@@ -14,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from pictures import PICTURES, Picture, text_of
 
+from qwen_chat_mlx.tui import models
 from qwen_chat_mlx.tui.places import Places
 
 PINS = dict(
@@ -30,8 +31,10 @@ def stored(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_picture(name: str, snap_compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture(name: str, snap_compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture: Picture = PICTURES[name]
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(models, "DEMO_FOLDER", tmp_path)
     if picture.no_color:
         monkeypatch.setenv("NO_COLOR", "1")
     app, before = picture.stage(Places.of())

@@ -118,7 +118,7 @@ def test_switching_drafting_says_from_which_token(state: ChatState) -> None:
     state.apply(MtpChanged(0, "auto", "ON", "drafting"))
     state.ask("x")
     state.apply(MtpChanged(213, "off", "OFF", "switched off by you"))
-    assert state.notice == "MTP off from token 213"
+    assert state.mtp_notice == "MTP off from token 213"
     assert state.last_mode == "auto"
     assert [t.label for t in state.ticks] == ["OFF"]
 

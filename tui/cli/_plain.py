@@ -243,7 +243,7 @@ class PlainChat:
     def _opened(self) -> None:
         c = self.conversation
         if c.turns:
-            self._say(f"Going on with {one_line(c.title)} ({numbers.plural(len(c.turns), 'turn')}).")
+            self._say(f"Going on with {one_line(c.title)} ({numbers.plural(len(c.turns), 'message')}).")
         for note in c.notes:
             self._say(note)
         if c.read_only:

@@ -207,29 +207,32 @@ class Panel:
             return [*out, *(line.pad_left(1) for line in Content.styled(reading.absent, MUTED).wrap(width - 1))]
         stale = view.age_s is not None
         for row in reading.rows:
-            out.append(self._row(row, view, width - 1, stale).pad_left(1))
-        return [r.truncate(width, ellipsis=True) if r.cell_length > width else r for r in out]
+            out += [line.pad_left(1) for line in self._row(row, view, width - 1, stale)]
+        return out
 
-    def _row(self, row: Row | Graph | Bar | Counter, view: View, width: int, stale: bool) -> Content:
+    def _row(self, row: Row | Graph | Bar | Counter, view: View, width: int, stale: bool) -> list[Content]:
+        """One line where there is room for it, else as many as its numbers need: none is ever cut."""
         if isinstance(row, Row):
             for gap, detail in (("  ", True), ("  ", False), (" ", False)):
                 space = Content(gap)
                 left = space.join(c.draw(stale, detail=detail) for c in row.left)
                 right = space.join(c.draw(stale, detail=detail) for c in row.right)
                 if left.cell_length + bool(right) + right.cell_length <= width:
-                    break
-            return _ends(left, right, width)
+                    return [_ends(left, right, width)]
+            return [line for cells in (row.left, row.right) for line in _broken(cells, width, stale)]
         if isinstance(row, Graph):
-            return self._graph(row, view, width)
+            return [self._graph(row, view, width)]
         if isinstance(row, Counter):
             cells = max(4, min(8, width - 16))
             left = Content.styled(f"{row.label} " if row.label else "", MUTED)
             left += ramp(row.n / max(1, row.limit), cells, style=STYLES[row.level], ascii_only=view.ascii)
-            return _ends(left, Cell(f"{row.n}", f"/{row.limit}", level=row.level).draw(stale), width)
-        cells = max(4, width - len(row.label) - len(row.text) - 2)
-        drawn = bar(row.share, cells, style=GRAPHS[row.level], ascii_only=view.ascii)
+            return [_ends(left, Cell(f"{row.n}", f"/{row.limit}", level=row.level).draw(stale), width)]
+        cells = width - len(row.label) - len(row.text) - 2
         text = Content.styled(row.text, MUTED if stale else STYLES[row.level])
-        return Content.assemble((row.label + " ", MUTED), drawn, " ", text)
+        if cells < 4:
+            return _broken((Cell(row.text, label=row.label, level=row.level),), width, stale)
+        drawn = bar(row.share, cells, style=GRAPHS[row.level], ascii_only=view.ascii)
+        return [Content.assemble((row.label + " ", MUTED), drawn, " ", text)]
 
     def _graph(self, graph: Graph, view: View, width: int) -> Content:
         values = view.window.series(graph.value, width, view.graph_now)
@@ -257,6 +260,18 @@ class Panel:
     @staticmethod
     def _named(word: str, reading: Reading, view: View) -> Content:
         return Content.styled(f"{word} " if word else "", MUTED) + reading.key.draw(view.age_s is not None)
+
+
+def _broken(cells: Sequence[Cell], width: int, stale: bool) -> list[Content]:
+    """Cells over several lines; a cell wider than a line is broken between its words."""
+    lines: list[Content] = []
+    for cell in cells:
+        drawn = cell.draw(stale)
+        if lines and lines[-1].cell_length + 1 + drawn.cell_length <= width:
+            lines[-1] = lines[-1] + Content(" ") + drawn
+        else:
+            lines += drawn.wrap(width)
+    return lines
 
 
 def _ends(left: Content, right: Content, width: int) -> Content:

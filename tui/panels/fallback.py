@@ -19,7 +19,7 @@ class Fallback(Panel):
             return Reading(Cell("n/a", level="muted"), absent="n/a without an MTP layer")
         stats = view.stats
         limit = stats.mtp.limit if stats else 32
-        streak = stats.mtp.streak if stats else 0
+        streak = stats.mtp.streak if stats and view.state.running is not None else 0
         tripped = stats.drafts.fallbacks if stats else 0
         times = Cell(
             f"{tripped}×" if not view.ascii else f"{tripped}x", label="tripped", level="" if tripped else "muted"
@@ -28,8 +28,7 @@ class Fallback(Panel):
             key = Cell("tripped", level="bad")
             rows = (
                 Counter(limit, limit, "bad"),
-                Row((Cell("plain steps to the end", level="muted"),)),
-                Row((Cell("of this reply, then on again", level="muted"),), ()),
+                Row((Cell("plain steps to the end of this reply, then on again", level="muted"),)),
             )
             return Reading(key, rows, head=times)
         if mtp.state in ("OFF", "PARKED"):

@@ -6,6 +6,7 @@ Acceptance is accepted ÷ proposed drafts over the window; at a position it is a
 from __future__ import annotations
 
 from ...engine.stats import EngineStats
+from ..state import WARM_DRAFTS
 from ..text import numbers
 from .base import Bar, Cell, Graph, Judge, Level, Panel, Reading, Row, View
 
@@ -19,7 +20,6 @@ WORDS: dict[str, tuple[str, str, str, Level]] = {
     "OFF": ("○", "o", "OFF", "muted"),
     "UNAVAILABLE": ("–", "-", "n/a", "muted"),
 }
-WARM_DRAFTS = 32
 
 
 def acceptance(later: EngineStats, earlier: EngineStats) -> float | None:
@@ -71,7 +71,7 @@ class MtpDraft(Panel):
             seen = min(WARM_DRAFTS, stats.drafts.proposed) if stats else 0
             rows.append(Row((Cell(f"{seen}/{WARM_DRAFTS}", "drafts seen", "measuring", "muted"),)))
         elif mtp.state not in ("ON", "WARM"):
-            rows += [Row((Cell(line, level="muted"),)) for line in _wrapped(mtp.reason, 27)]
+            rows.append(Row((Cell(mtp.reason, level="muted"),)))
         return Reading(key, tuple(rows), head=head, graph=graph)
 
     def _positions(self, view: View) -> list[Bar]:
@@ -80,9 +80,3 @@ class MtpDraft(Panel):
             if proposed:
                 out.append(Bar(str(i + 1), accepted / proposed, f"{numbers.percent(accepted / proposed):>4}"))
         return out
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, width)[:3]

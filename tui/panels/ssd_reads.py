@@ -36,7 +36,7 @@ class SsdReads(Panel):
             return Reading(Cell(numbers.NOTHING, "ms", "p95"), absent=absent)
         cached = numbers.percent(ssd.cached_bytes / ssd.judged_bytes) if ssd.judged_bytes else "n/a"
         stall = numbers.percent(recent.timing.ssd_wait_s / worked if worked > 0 else None)
-        rows = (
+        rows: tuple[Row | Graph, ...] = (
             Row((
                 Cell(numbers.ms(p50), label="p50"), Cell(numbers.ms(p95), label="p95", level=level),
                 Cell(numbers.ms(p99), "ms", "p99"),
@@ -45,4 +45,6 @@ class SsdReads(Panel):
             Row((Cell(numbers.gb_per_s(ssd.read_bytes, ssd.busy_s), "GB/s"),), (Cell(stall, label="stall"),)),
             Row((Cell(numbers.ms(ssd.latency.max_s if ssd.reads else None), "ms", "max"),), (Cell(cached, label="page cache"),)),
         )  # fmt: skip
+        if view.stats and view.stats.ssd.buffered_reason:
+            rows += (Row((Cell("not direct: page cache", level="fair"),)),)
         return Reading(key, rows, graph=graph)

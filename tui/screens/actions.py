@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import commands
 from ..attach import expand
+from ..text.sanitise import clean
 from .base import ChatBase
 
 __all__ = ["ChatActions"]
@@ -44,10 +45,13 @@ class ChatActions(ChatBase):
         if state.context_limit and state.context_used >= state.context_limit and self.editing is None:
             self._context_full(expanded)
             return
-        self.composer.take()
-        self.send_text(expanded)
+        typed = self.composer.take()
+        self.send_text(expanded, typed)
 
     _asked_about = ""
+    _sent = ("", "")
+    """The latest prompt as it was sent, and as it was typed."""
+    _sent_editing: int | None = None
 
     def _queue(self, text: str) -> None:
         state = self.chat_app.state
@@ -60,13 +64,28 @@ class ChatActions(ChatBase):
             self.composer.take()
         self.show_all()
 
-    def send_text(self, text: str) -> None:
+    def send_text(self, text: str, typed: str = "") -> None:
+        """`typed` is the prompt as it stood in the composer, where that differs."""
         self.composer.remember(text)
+        self._sent, self._sent_editing = (text, typed or text), self.editing
         if self.editing is not None:
             self.rewind_to(self.editing)
             self.editing = None
         self.chat_app.start(self.chat_app.state.ask(text))
         self.transcript.follow()
+        self.show_all()
+
+    def give_back(self) -> None:
+        """A prompt was refused: it goes back to where it was typed, before anything typed since, and why is said."""
+        state = self.chat_app.state
+        refused, state.refused = state.refused, None
+        if refused is None:
+            return
+        sent, typed = self._sent
+        text = typed if clean(sent) == refused.text else refused.text
+        self.composer.put(f"{text}\n{self.composer.expanded}".strip("\n"))
+        self.editing = self._sent_editing
+        self.chat_app.say(f"{refused.failure.message} {refused.failure.hint}".strip(), "warning")
         self.show_all()
 
     def send_queued(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DialogActions"]
 
 GET_ONE = (
-    "The built-in model is tiny. The real one: hf download Qwen/Qwen3.8-Flash-Next-FP8 (185.5 GB on disk, from 24 GB of "
+    "The real model: hf download Qwen/Qwen3.8-Flash-Next-FP8 (185.5 GB on disk, from 24 GB of "
     "memory), then choose it here or start with --model Qwen/Qwen3.8-Flash-Next-FP8."
 )
 
@@ -186,7 +186,7 @@ class DialogActions(ChatBase):
         now, current = time.time(), self.chat_app.recorder.conversation.id
 
         def item(entry: Any, below: str = "") -> Item:
-            said = entry.problem or f"{numbers.plural(entry.turns, 'turn')} · {_ago(now - entry.changed)}"
+            said = entry.problem or f"{numbers.plural(entry.turns, 'message')} · {_ago(now - entry.changed)}"
             title = one_line(entry.title, 80) or "untitled"
             return Item(entry.id, title, one_line(said, 60), below, entry.id == current, bool(entry.problem))
 
@@ -272,7 +272,7 @@ class DialogActions(ChatBase):
     # ---- models and themes
 
     def action_models(self) -> None:
-        from ..models import find_models
+        from ..models import DEMO, find_models
 
         app = self.chat_app
         recent = app.recall("recent_models")
@@ -294,11 +294,11 @@ class DialogActions(ChatBase):
             words = wanted.casefold().split()
             return own + [i for i in items if all(w in f"{i.label} {i.below}".casefold() for w in words)]
 
-        note = ""
-        if app.state.failure is not None:
-            note = f"{app.state.failure.message} {app.state.failure.hint}".strip()
-        elif app.engine_config.model == "demo":
-            note = GET_ONE
+        failure = app.state.failure
+        said = [failure.message, failure.hint] if failure is not None else []
+        if app.engine_config.model == DEMO:
+            said += [GET_ONE] if failure is not None else ["The built-in model is tiny.", GET_ONE]
+        note = " ".join(filter(None, said))
         picker = Picker(
             "Models", source, placeholder="type to filter, or a folder", note=note, at=app.engine_config.model
         )

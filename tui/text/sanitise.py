@@ -2,7 +2,8 @@
 
 Everything that was not written in this program goes through here once: replies, thoughts, pastes, titles, file names,
 config values, error messages. What comes out holds no escape byte, no C0/C1 control but newline and tab, no bidi
-control and no lone surrogate. It knows nothing about Markdown, and nothing here or later parses markup.
+control and no lone surrogate; joiners, variation selectors and tags, which make one emoji of several characters, stay.
+It knows nothing about Markdown, and nothing here or later parses markup.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _TABLE.update(dict.fromkeys(range(0x80, 0xA0), "\ufffd"))
 _TABLE.update(dict.fromkeys((0x0B, 0x0C, 0x85, 0x2028, 0x2029), "\n"))
 _TABLE.update(dict.fromkeys((0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF), None))
 _TABLE.update(dict.fromkeys(range(0xD800, 0xE000), "\ufffd"))
-_TABLE.update(dict.fromkeys((*range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080)), None))
+_TABLE.update(dict.fromkeys(range(0xFFF9, 0xFFFC), None))
 _ONE_LINE = _TABLE | {0x09: " ", 0x0A: " ", 0x0D: " ", 0x0B: " ", 0x0C: " ", 0x85: " ", 0x2028: " ", 0x2029: " "}
 
 

@@ -1,10 +1,11 @@
 """Where the prompt is written: grows with its text, keeps a history, turns large pastes into one token.
 
-Posts `Submitted`; what becomes of a prompt is decided by the screen.
+What becomes of a prompt is decided by whoever sets `submit`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from textual import events
@@ -21,19 +22,20 @@ __all__ = ["Composer"]
 OWN = tuple(a.id for a in ACTIONS if a.scope == "composer")
 DEFAULT_KEYS = keymap({})
 PASTE_LINES, PASTE_CHARS = 50, 10_000
+_JOINERS = frozenset((0x200C, 0x200D, *range(0xFE00, 0xFE10), *range(0xE0020, 0xE0080)))
+"""Parts of one character on the screen, such as an emoji of two people; Textual takes them for keys without a character."""
 
 
 class Composer(TextArea):
-    @dataclass
-    class Submitted(Message):
-        text: str
-
     @dataclass
     class QuitAsked(Message):
         """Ctrl+D on an empty prompt."""
 
     suggestions: Suggestions | None = None
     """The list that the arrows move in while it is open."""
+
+    submit: Callable[[str], object] | None = None
+    """What Enter does with the text. Called at once and not posted: keys behind Enter belong to the next prompt."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, soft_wrap=True, show_line_numbers=False, highlight_cursor_line=False, compact=True)
@@ -87,8 +89,8 @@ class Composer(TextArea):
         elif self.text.endswith("\\") and self.cursor_location == self.document.end:
             self.action_delete_left()
             self.insert("\n")
-        elif self.text.strip():
-            self.post_message(self.Submitted(self.expanded))
+        elif self.text.strip() and self.submit is not None:
+            self.submit(self.expanded)
 
     def action_newline(self) -> None:
         self.insert("\n")
@@ -173,5 +175,10 @@ class Composer(TextArea):
             event.stop()
             event.prevent_default()
             self.post_message(self.QuitAsked())
+            return
+        if event.character and not event.is_printable and ord(event.character[0]) in _JOINERS:
+            event.stop()
+            event.prevent_default()
+            self.insert(event.character)
             return
         await super()._on_key(event)

@@ -79,7 +79,8 @@ def _doing(state: ChatState, now: float, narrow: bool, ascii_only: bool) -> Cont
         return Content.assemble(*said, (dot + numbers.clock(now - state.loading_since_s), MUTED))
     turn = state.running
     if turn is None:
-        return Content.styled(state.notice, "$text-accent") if state.notice else Content.styled("ready", MUTED)
+        said = dot.join(s for s in (state.mtp_notice, state.notice) if s)
+        return Content.styled(said, "$text-accent") if said else Content.styled("ready", MUTED)
     parts: list[tuple[str, str]] = [spin]
     elapsed = numbers.clock(now - turn.asked_s)
     if turn.status == "waiting":
@@ -97,8 +98,9 @@ def _doing(state: ChatState, now: float, narrow: bool, ascii_only: bool) -> Cont
         parts.append((f"{word}{elapsed}{dot}{turn.tokens:,} tok", ""))
     if not narrow:
         parts.append((f"{dot}esc stop", MUTED))
-    if state.notice:
-        parts.append((dot + state.notice, "$text-accent"))
+    for said in (state.mtp_notice, state.notice):
+        if said:
+            parts.append((dot + said, "$text-accent"))
     return Content.assemble(*parts)
 
 

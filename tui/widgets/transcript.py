@@ -57,6 +57,8 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         self.state = state
         self.following = True
         self.narrow = False
+        self.times = True
+        """Show when a turn was written, where there is room."""
         self.ascii = False
         self.welcome: list[Line] = []
         """Shown while there is no turn."""
@@ -99,7 +101,7 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
     def _lay_out(self) -> None:
         changed = False
         for i in range(self._first, len(self._items)):
-            look = Look(self.column, self.narrow, i == self._focused and self.has_focus)
+            look = Look(self.column, self.narrow, i == self._focused and self.has_focus, times=self.times)
             changed |= self._items[i].update(look)
         starts, y = [], self._lead
         for item in self._items[self._first :]:

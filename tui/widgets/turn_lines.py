@@ -33,6 +33,7 @@ class Look:
     narrow: bool = False
     """No times and no figures beside the names."""
     focused: bool = False
+    times: bool = True
     name: str = "qwen"
     keys: bool = True
 
@@ -70,7 +71,7 @@ class TurnLines:
 
     def _user(self, look: Look) -> list[Line]:
         bar = "▌ " if look.focused else "▏ "
-        head = _ends(Content.styled("you", "bold $text-primary"), "" if look.narrow else self.turn.at, look.width)
+        head = _ends(Content.styled("you", "bold $text-primary"), self._at(look), look.width)
         lines = plain_lines(self.turn.text, look.width, prefix=bar)
         if len(lines) > FOLD_OVER and not self.thought_open:
             more = Content.styled(f"{bar}▸ {len(lines) - FOLD_TO:,} more lines", MUTED)
@@ -80,7 +81,7 @@ class TurnLines:
     def _reply(self, look: Look) -> list[Line]:
         turn = self.turn
         name = Content.styled(look.name, "bold reverse $text-secondary" if look.focused else "bold $text-secondary")
-        out = [_ends(name + self._figures(look), "" if look.narrow else turn.at, look.width)]
+        out = [_ends(name + self._figures(look), self._at(look), look.width)]
         if turn.thinking or turn.status == "thinking":
             out += self._thought(look)
         self._advance()
@@ -99,6 +100,9 @@ class TurnLines:
             text, style = NOTES[turn.status]
             out += plain_lines(text, look.width, style)
         return [*out, BLANK]
+
+    def _at(self, look: Look) -> str:
+        return self.turn.at if look.times and not look.narrow else ""
 
     def _figures(self, look: Look) -> Content:
         turn = self.turn

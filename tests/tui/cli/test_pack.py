@@ -48,7 +48,7 @@ def test_a_packed_folder_answers_like_any_other(tmp_path, capfd, monkeypatch):
     ("args", "code", "message"),
     [
         (["{src}", "{src}"], 2, "is the source itself. Give another folder to pack into."),
-        (["{tmp}/nowhere", "{tmp}/new"], 1, "there is no such folder. Give the path of a model folder."),
+        (["{tmp}/nowhere", "{tmp}/new"], 1, "nowhere. Give the path of a model folder."),
         (["{src}", "{tmp}"], 2, "is not empty. Give an empty folder"),
         (["{src}", "{tmp}/new", "--experts", "q4"], 2, "See `qwen-chat pack --help`."),
         (["{src}", "{tmp}/new", "--resident", "4"], 2, "See `qwen-chat pack --help`."),

@@ -48,7 +48,7 @@ def test_a_prompt_on_the_command_line_is_sent_and_a_conversation_is_resumed(home
     talk(home, argv=["hello", "there"])
     code, out, (entry,) = talk(home, "more", argv=["--continue"])
     assert code == 0
-    assert "Going on with hello there (2 turns)." in out
+    assert "Going on with hello there (2 messages)." in out
     assert asked(home)[-1][0][0] == ["user", "hello there"]
     assert entry.turns == 4
     assert talk(home, argv=["--resume", entry.id[:8]])[0] == 0

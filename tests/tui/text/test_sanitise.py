@@ -39,7 +39,20 @@ def test_any_text_in_any_pieces_comes_out_harmless_and_the_same(text: str, cuts:
     assert harmless(pieces)
 
 
-@pytest.mark.parametrize("text", ["plain", "List<int> & <b>", "[/] [@click=x] [link='y", "日本語 👩‍👧", "a\tb\nc", "é"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        "List<int> & <b>",
+        "[/] [@click=x] [link='y",
+        "日本語 👩‍👧",
+        "a\tb\nc",
+        "é",
+        "❤\ufe0f",
+        "🏴\U000e0067\U000e0062\U000e007f",
+        "می\u200cخواهم",
+    ],
+)
 def test_ordinary_text_stays_as_it_is(text: str) -> None:
     assert clean(text) == text
 
