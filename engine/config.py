@@ -17,7 +17,11 @@ from .types import MtpMode
 
 __all__ = ["Budget", "EngineConfig", "Setting", "check", "parse_budget", "setting", "settings_of"]
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_MOST_BYTES = 2**50
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +42,24 @@ class Budget:
 
 def parse_budget(value: int | str) -> Budget:
     """A budget: "7.5 GiB", "512MB", "12 %", a number of bytes, or "auto". Raises ValueError with the accepted forms."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_BYTES:
         return Budget(n_bytes=value)
     text = str(value).strip().lower()
     if text == "auto":
         return Budget()
-    m = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%|[kmg]?i?b|)", text)
+    m = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%|[kmgt]?b|[kmgt]ib|)", text)
     if not m:
-        raise ValueError('a size such as "7.5 GiB" or 536870912, a share such as "12 %", or "auto"')
+        raise ValueError(
+            'a size such as "7.5 GiB" or 536870912 (units B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), a share such as "12 %", or '
+            '"auto"'
+        )
     number, unit = float(m[1]), m[2]
     if unit == "%":
         if number > 100:
             raise ValueError("a share of at most 100 %")
         return Budget(share=number / 100)
+    if number * _UNITS[unit] > _MOST_BYTES:
+        raise ValueError("a size of at most 1024 TiB")
     return Budget(n_bytes=int(number * _UNITS[unit]))
 
 

@@ -1,0 +1,50 @@
+"""Budgets of memory as they are written: what they mean, and what is said of those that cannot be used."""
+
+import pytest
+
+from qwen_chat_mlx.engine.config import Budget, EngineConfig, parse_budget
+from qwen_chat_mlx.engine.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("auto", Budget()),
+        (" AUTO ", Budget()),
+        (0, Budget(n_bytes=0)),
+        ("7.5 GiB", Budget(n_bytes=15 << 29)),
+        (".5kb", Budget(n_bytes=500)),
+        ("100 TiB", Budget(n_bytes=100 << 40)),
+        ("1 tb", Budget(n_bytes=10**12)),
+        ("12 B", Budget(n_bytes=12)),
+        ("1024 TiB", Budget(n_bytes=1 << 50)),
+        ("12 %", Budget(share=0.12)),
+        ("0%", Budget(share=0.0)),
+    ],
+)
+def test_a_budget_is_a_size_a_share_or_auto(written, meant):
+    assert parse_budget(written) == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("", "KiB, MiB, GiB, TiB"),
+        ("7 PiB", "KiB, MiB, GiB, TiB"),
+        ("5 ib", "KiB, MiB, GiB, TiB"),
+        ("nan", "KiB, MiB, GiB, TiB"),
+        ("inf GiB", "KiB, MiB, GiB, TiB"),
+        ("1e3 GiB", "KiB, MiB, GiB, TiB"),
+        (-1, "KiB, MiB, GiB, TiB"),
+        ("1025 TiB", "at most 1024 TiB"),
+        ("9" * 400 + " GiB", "at most 1024 TiB"),
+        (1 << 60, "at most 1024 TiB"),
+        ("101 %", "a share of at most 100 %"),
+        (True, "a size such as"),
+        (0.5, "a size such as"),
+    ],
+)
+def test_a_budget_that_cannot_be_used_is_told_what_is_accepted(written, why):
+    with pytest.raises(ConfigError, match=why) as e:
+        EngineConfig(expert_cache=written)
+    assert e.value.key == "offload.expert_cache"
