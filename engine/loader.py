@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,18 @@ from .checkpoint.names import canonical_entries, check_census, did_you_mean
 from .checkpoint.pack import packed_expert_bytes
 from .checkpoint.quant import Quantization, check_scales, read_quantization
 from .config import EngineConfig
-from .errors import CheckpointError, MemoryPlanError, UnavailableError
+from .errors import CheckpointError, ConfigError, MemoryPlanError, UnavailableError
 from .forward import Forward
 from .layers.device import on_gpu, recommended_memory_bytes
-from .layers.expert import ExpertMath
+from .layers.expert import APART_BYTES, ExpertMath
 from .layers.linear import Quantised
 from .meter import Meter
 from .models.contract import Model, ModelConfig, RowTable, architecture_of
-from .offload.experts import ExpertStore, LayerBuffer
+from .offload.experts import ExpertStore
+from .offload.layer_buffer import LayerBuffer
 from .offload.layout import ExpertLayout, ReadRange, expert_layout, expert_scales, packed_layout
 from .offload.memory import PAGE
-from .offload.reader import Reader
+from .offload.reader import BOUNCE_BYTES, Reader
 from .offload.rows import RowStore
 from .plan import MemoryPlan, Needs, PoolNeeds, machine, make_plan, size_text
 
@@ -88,7 +89,16 @@ class Loaded:
 
 
 def find_model(text: str) -> Path:
-    """The folder that a setting means: a path, "demo", or "org/name" in the Hugging Face cache (looked up locally)."""
+    """The folder that a setting means: a path, "demo", or "org/name" in the Hugging Face cache (looked up locally).
+
+    Raises CheckpointError, and ConfigError for an empty one.
+    """
+    if not text.strip():
+        raise ConfigError(
+            "No model is named: model.path is empty.",
+            'Give a model folder with --model PATH, or "org/name" of one in the Hugging Face cache.',
+            key="model.path",
+        )
     if text == DEMO:
         folder = Path(__file__).parent / "demo"
         if not (folder / "config.json").exists():
@@ -98,8 +108,8 @@ def find_model(text: str) -> Path:
                 path=str(folder),
             )
         return folder
-    path = Path(text).expanduser()
-    if path.exists() or text.count("/") != 1 or text.startswith((".", "/", "~")):
+    path = Path(os.path.expanduser(text))
+    if os.path.exists(path) or text.count("/") != 1 or text.startswith((".", "/", "~")):
         return path
     home = os.environ.get("HF_HOME")
     hub = os.environ.get("HF_HUB_CACHE") or str(Path(home or "~/.cache/huggingface").expanduser() / "hub")
@@ -214,7 +224,8 @@ def _needs(
         wide_bytes=shape.wide * item,
         logits_bytes=shape.vocab * 4,
         score_bytes=shape.heads * 4,
-        expert_matrix_bytes=matrix * 4,
+        expert_matrix_bytes=max(matrix * 4, APART_BYTES),
+        read_buffer_bytes=BOUNCE_BYTES,
         max_context=shape.max_context,
         experts=pool(layout),
         draft=pool(draft_layout) if draft_layout is not None else None,
@@ -254,6 +265,9 @@ def load(config: EngineConfig, progress: Progress = lambda *_: None, reader: Rea
             if s.draft_layout is not None and draft_computes is not None
             else None
         )
+        store.fill(lambda done, total: progress("loading experts", done, total, "experts"))
+        if draft_store is not None and config.mtp != "off":
+            draft_store.fill()
         tables = [(t, RowStore(t.shards, _table_scale(t), rows_reader)) for t in s.tables]
         buffers = [LayerBuffer(s.layout, reader, computes, meter) for _ in range(s.plan.layer_buffers)]
         draft_buffer = _draft_buffer(s, reader, draft_computes, meter, buffers)
@@ -327,8 +341,3 @@ class _Weights:
         if self._done % 16 == 0:
             self._progress(self._done)
         return found
-
-
-def with_model(config: EngineConfig, model: str) -> EngineConfig:
-    """The same settings for another model."""
-    return replace(config, model=model)

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .checkpoint.header import DAMAGED, parse_json, unreadable
 from .codec import Codec
 from .errors import CheckpointError
 from .prompt import Prompt, PromptWriter, raw_prompt
@@ -109,14 +109,10 @@ class Tokenizer(Codec):
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        raw = path.read_bytes()
     except OSError as e:
-        raise CheckpointError(f"{path} cannot be read: {e.strerror or e}.", path=str(path)) from None
-    except ValueError as e:
-        raise CheckpointError(f"{path} is not valid JSON: {e}.", "Download it again.", path=str(path)) from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds no JSON object.", "Download it again.", path=str(path))
-    return found
+        raise unreadable(path, e) from None
+    return parse_json(raw, str(path), "the file")
 
 
 def _read_backend(path: Path) -> tuple[tokenizers.Tokenizer, str]:
@@ -132,7 +128,7 @@ def _read_backend(path: Path) -> tuple[tokenizers.Tokenizer, str]:
             path=str(path),
         ) from None
     except OSError as e:
-        raise CheckpointError(f"{path} cannot be read: {e.strerror or e}.", path=str(path)) from None
+        raise unreadable(path, e) from None
     try:
         backend = tokenizers.Tokenizer.from_str(raw.decode("utf-8"))
     except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
@@ -156,15 +152,18 @@ def _find_template(folder: Path, settings: dict[str, Any]) -> str | None:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         pass
-    except (OSError, UnicodeDecodeError) as e:
-        raise CheckpointError(f"{path} cannot be read: {e}.", path=str(path)) from None
+    except OSError as e:
+        raise unreadable(path, e) from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path} is not UTF-8 text.", DAMAGED, path=str(path)) from None
     found = settings.get("chat_template")
     if isinstance(found, list):
         named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
         found = named.get("default", next(iter(named.values()), None))
     if found is not None and not isinstance(found, str):
         path = folder / "tokenizer_config.json"
-        raise CheckpointError(f"{path}: chat_template is neither a text nor a list of named texts.", path=str(path))
+        message = f"{path}: chat_template is neither a text nor a list of named texts."
+        raise CheckpointError(message, DAMAGED, path=str(path))
     return found
 
 
@@ -181,5 +180,5 @@ def _stop_ids(eos: Any, vocab_size: int) -> list[int]:
             message = (
                 f"generation_config.json: eos_token_id {i!r} is no token id of this model (0 to {vocab_size - 1:,})."
             )
-            raise CheckpointError(message, path="generation_config.json")
+            raise CheckpointError(message, DAMAGED, path="generation_config.json")
     return list(ids)

@@ -16,7 +16,18 @@ from typing import Any
 
 from ..errors import CheckpointError
 
-__all__ = ["ITEM_BYTES", "Header", "Shapes", "TensorEntry", "file_size", "parse_json", "read_header", "shown"]
+__all__ = [
+    "DAMAGED",
+    "ITEM_BYTES",
+    "Header",
+    "Shapes",
+    "TensorEntry",
+    "file_size",
+    "parse_json",
+    "read_header",
+    "shown",
+    "unreadable",
+]
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -33,7 +44,7 @@ _ITEM = {dtype: (dtype, n_bytes) for dtype, n_bytes in ITEM_BYTES.items()}  # on
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MAX_DIMS = 32
 _MAX_ELEMENTS = 2**59  # what numpy can address, whatever the dtype
-_DOWNLOAD = "The file is damaged or was not downloaded completely; download it again."
+DAMAGED = "The file is damaged or was not downloaded completely; download it again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,42 +78,48 @@ def shown(value: object) -> str:
     return reprlib.repr(value)
 
 
+def unreadable(path: str | os.PathLike[str], error: OSError) -> CheckpointError:
+    """The error for a file of a checkpoint that the system does not give."""
+    hint = "Check that it is there, that you may read it, and that its disk works."
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", hint, path=str(path))
+
+
 def file_size(path: str) -> int:
     """Bytes of a regular file. Raises CheckpointError when there is none that can be read."""
     try:
         info = os.stat(path)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be opened ({error.strerror}).", path=path) from error
+        raise unreadable(path, error) from error
     if not stat.S_ISREG(info.st_mode):
-        raise CheckpointError(f"{path}: is not a regular file.", path=path)
+        raise CheckpointError(f"{path} is not a regular file.", DAMAGED, path=path)
     return info.st_size
 
 
-def parse_json(raw: bytes, path: str, what: str) -> dict[str, Any]:
-    """`raw` as a JSON object without repeated keys. Raises CheckpointError with the line where known."""
+def parse_json(raw: bytes, path: str, what: str, hint: str = DAMAGED) -> dict[str, Any]:
+    """`raw` as a JSON object without repeated keys. Raises CheckpointError with the line where known, and the hint."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) != len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise CheckpointError(f"{path}: {what} holds {shown(twice)} twice.", path=path, tensor=twice)
+            raise CheckpointError(f"{path}: {what} holds {shown(twice)} twice.", hint, path=path, tensor=twice)
         return table
 
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise CheckpointError(f"{path}: {what} is not valid JSON ({error.msg}, {where}).", path=path) from error
+        raise CheckpointError(f"{path}: {what} is not valid JSON ({error.msg}, {where}).", hint, path=path) from error
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise CheckpointError(f"{path}: {what} is not UTF-8 text (line {line}).", path=path) from error
+        raise CheckpointError(f"{path}: {what} is not UTF-8 text (line {line}).", hint, path=path) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: {what} is not usable JSON (too deep, or a number too long).", path=path
+            f"{path}: {what} is not usable JSON (too deep, or a number too long).", hint, path=path
         ) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: {what} is not a JSON object.", path=path)
+        raise CheckpointError(f"{path}: {what} is not a JSON object.", hint, path=path)
     return value
 
 
@@ -113,23 +130,23 @@ def read_header(path: str, shapes: Shapes | None = None) -> Header:
     """
     size = file_size(path)
     if size < 8:
-        raise CheckpointError(f"{path}: is too short for a safetensors file ({size} bytes).", _DOWNLOAD, path=path)
+        raise CheckpointError(f"{path} is too short for a safetensors file ({size} bytes).", DAMAGED, path=path)
     try:
         with open(path, "rb", buffering=0) as file:
             start = file.read(9)
             length = int.from_bytes(start[:8], "little")
             if length > size - 8 or length > _MAX_HEADER_BYTES:
                 raise CheckpointError(
-                    f"{path}: claims a header of {length} bytes, the file has {size}.", _DOWNLOAD, path=path
+                    f"{path} claims a header of {length} bytes, the file has {size}.", DAMAGED, path=path
                 )
             if length < 2 or start[8:9] != b"{":
-                raise CheckpointError(f"{path}: does not begin with a safetensors header.", _DOWNLOAD, path=path)
+                raise CheckpointError(f"{path} does not begin with a safetensors header.", DAMAGED, path=path)
             file.seek(8)
             raw = file.read(length)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}).", path=path) from error
+        raise unreadable(path, error) from error
     if len(raw) != length:
-        raise CheckpointError(f"{path}: the header ends early.", _DOWNLOAD, path=path)
+        raise CheckpointError(f"{path}: the header ends early.", DAMAGED, path=path)
     table = parse_json(raw, path, "the header")
     table.pop("__metadata__", None)
     entries = _entries(table, path, 8 + length, {} if shapes is None else shapes)
@@ -183,13 +200,13 @@ def _check_ranges(entries: list[TensorEntry], path: str, base: int, size: int) -
         fault = "shorter" if size < end else "longer"
         tensor = next((entry.name for entry in entries if entry.offset + entry.n_bytes > size), None)
         raise CheckpointError(
-            f"{path}: is {fault} than its header says ({size} bytes, not {end}"
+            f"{path} is {fault} than its header says ({size} bytes, not {end}"
             + (f"; cut off at {shown(tensor)})." if tensor is not None else ")."),
-            _DOWNLOAD,
+            DAMAGED,
             path=path,
             tensor=tensor,
         )
 
 
 def _fault(path: str, tensor: str, why: str) -> CheckpointError:
-    return CheckpointError(f"{path}: tensor {shown(tensor)} {why}.", _DOWNLOAD, path=path, tensor=tensor)
+    return CheckpointError(f"{path}: tensor {shown(tensor)} {why}.", DAMAGED, path=path, tensor=tensor)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
-from .header import Shapes, TensorEntry, file_size, parse_json, read_header, shown
-from .names import did_you_mean
+from .header import DAMAGED, Shapes, TensorEntry, file_size, parse_json, read_header, shown, unreadable
+from .names import MIXED, did_you_mean
 from .pack_manifest import PackManifest, read_manifest
 
 __all__ = ["CheckpointIndex", "TensorEntry", "open_checkpoint", "read_tensor", "read_tensors"]
@@ -28,7 +28,6 @@ _MAX_CONFIG_BYTES = 64 * 2**20
 _MAX_INDEX_BYTES = 512 * 2**20
 _BATCH_BYTES = 8 * 2**20
 _SHARD_OF = re.compile(r"-(\d+)-of-(\d+)\.safetensors$")
-_DOWNLOAD = "The download is not complete or two downloads were mixed; download the model again."
 
 _NUMPY = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
@@ -60,13 +59,11 @@ class CheckpointIndex:
 def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
     """Open a model folder. Raises CheckpointError (file, tensor, nearest names) for anything wrong with it."""
     folder = Path(folder)
-    if not folder.exists():
+    if not os.path.exists(folder):
+        raise CheckpointError(f"There is no folder {folder}.", "Give the path of a model folder.", path=str(folder))
+    if not os.path.isdir(folder):
         raise CheckpointError(
-            f"{folder}: there is no such folder.", "Give the path of a model folder.", path=str(folder)
-        )
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder}: is a file, not a model folder.",
+            f"{folder} is a file, not a model folder.",
             "Give the folder that holds config.json and model*.safetensors.",
             path=str(folder),
         )
@@ -74,7 +71,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
     config_path = str(folder / "config.json")
     if not os.path.exists(config_path):
         raise CheckpointError(
-            f"{folder}: is not a model folder, it has no config.json.",
+            f"{folder} is not a model folder: it has no config.json.",
             "Give the folder that holds config.json and model*.safetensors.",
             path=config_path,
         )
@@ -111,7 +108,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
             if known is not entry:
                 raise CheckpointError(
                     f"{entry.path}: tensor {shown(entry.name)} is also in {known.path}.",
-                    _DOWNLOAD,
+                    MIXED,
                     path=entry.path,
                     tensor=entry.name,
                 )
@@ -170,27 +167,25 @@ def _read_bytes(path: str, offset: int, n_bytes: int, tensor: str) -> np.ndarray
                 count = file.readinto(view[done:])
                 if not count:
                     raise CheckpointError(
-                        f"{path}: ends inside tensor {shown(tensor)} ({done} of {n_bytes} bytes read).",
-                        _DOWNLOAD,
+                        f"{path} ends inside tensor {shown(tensor)} ({done} of {n_bytes} bytes read).",
+                        MIXED,
                         path=path,
                         tensor=tensor,
                     )
                 done += count
     except OSError as error:
-        raise CheckpointError(
-            f"{path}: tensor {shown(tensor)} cannot be read ({error.strerror}).", path=path, tensor=tensor
-        ) from error
+        raise unreadable(path, error) from error
     return data
 
 
 def _read_small(path: str, most: int) -> bytes:
     size = file_size(path)
     if size > most:
-        raise CheckpointError(f"{path}: has {size} bytes; at most {most} are expected.", path=path)
+        raise CheckpointError(f"{path} has {size} bytes; at most {most} are expected.", DAMAGED, path=path)
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}).", path=path) from error
+        raise unreadable(path, error) from error
 
 
 def _feed(digest: Any, *parts: bytes) -> None:
@@ -203,7 +198,7 @@ def _shards_without_index(folder: Path) -> list[str]:
     shards = sorted(path.name for path in folder.glob("model*.safetensors"))
     if not shards:
         raise CheckpointError(
-            f"{folder}: holds no model*.safetensors file.",
+            f"{folder} holds no model*.safetensors file.",
             "Give a folder with weights in safetensors.",
             path=str(folder),
         )
@@ -223,7 +218,7 @@ def _check_present(folder: Path, shards: list[str]) -> None:
 def _require(folder: Path, absent: list[str]) -> None:
     if absent:
         more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
-        raise CheckpointError(f"{folder / absent[0]}: is missing{more}.", _DOWNLOAD, path=str(folder / absent[0]))
+        raise CheckpointError(f"{folder / absent[0]} is missing{more}.", MIXED, path=str(folder / absent[0]))
 
 
 def _read_index(path: str) -> tuple[dict[str, str], object]:
@@ -231,12 +226,13 @@ def _read_index(path: str) -> tuple[dict[str, str], object]:
     table = parse_json(_read_small(path, _MAX_INDEX_BYTES), path, "the index")
     weight_map, metadata = table.get("weight_map"), table.get("metadata")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path}: has no weight_map.", _DOWNLOAD, path=path)
+        raise CheckpointError(f"{path} has no weight_map.", MIXED, path=path)
     for shard in {value if isinstance(value, str) else "" for value in weight_map.values()}:
         if not shard.endswith(".safetensors") or not shard.isprintable() or os.path.basename(shard) != shard:
             tensor = next(name for name, value in weight_map.items() if value == shard or not isinstance(value, str))
             raise CheckpointError(
-                f"{path}: puts {shown(tensor)} into {shown(weight_map[tensor])}, which is no safetensors file name.",
+                f"{path} puts {shown(tensor)} into {shown(weight_map[tensor])}, which is no safetensors file name.",
+                MIXED,
                 path=path,
                 tensor=tensor,
             )
@@ -252,15 +248,15 @@ def _check_index(
         shard = weight_map.get(name)
         if shard is None:
             raise CheckpointError(
-                f"{entry.path}: holds {shown(name)}, which {_INDEX_NAME} does not name.",
-                did_you_mean(name, weight_map) or _DOWNLOAD,
+                f"{entry.path} holds {shown(name)}, which {_INDEX_NAME} does not name.",
+                did_you_mean(name, weight_map) or MIXED,
                 path=entry.path,
                 tensor=name,
             )
         if entry.path != paths[shard]:
             raise CheckpointError(
-                f"{path}: puts {shown(name)} into {shard}, but it is in {os.path.basename(entry.path)}.",
-                _DOWNLOAD,
+                f"{path} puts {shown(name)} into {shard}, but it is in {os.path.basename(entry.path)}.",
+                MIXED,
                 path=path,
                 tensor=name,
             )
@@ -269,14 +265,14 @@ def _check_index(
         name = absent[0]
         more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
         raise CheckpointError(
-            f"{path}: names {shown(name)}{more}, which {weight_map[name]} does not hold.",
-            did_you_mean(name, entries) or _DOWNLOAD,
+            f"{path} names {shown(name)}{more}, which {weight_map[name]} does not hold.",
+            did_you_mean(name, entries) or MIXED,
             path=path,
             tensor=name,
         )
     if total_size is not None and total_size != total:
         raise CheckpointError(
-            f"{path}: says total_size {shown(total_size)}, but the tensors take {total} bytes.",
-            _DOWNLOAD,
+            f"{path} says total_size {shown(total_size)}, but the tensors take {total} bytes.",
+            MIXED,
             path=path,
         )

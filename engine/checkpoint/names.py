@@ -15,6 +15,7 @@ from ..errors import CheckpointError
 from .header import TensorEntry, shown
 
 __all__ = [
+    "MIXED",
     "SKIPPED",
     "CensusReport",
     "Expected",
@@ -26,6 +27,8 @@ __all__ = [
     "table_shards",
 ]
 
+MIXED = "The download is not complete or two downloads were mixed; download the model again."
+"""The way out where the files of a folder do not fit one another."""
 SKIPPED = ("model.visual.",)
 """Canonical prefixes of tensors that a text model does not use."""
 
@@ -69,6 +72,7 @@ def canonical_entries(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEnt
         if known is not entry:
             raise CheckpointError(
                 f"{entry.path}: tensor {shown(name)} is the same one as {shown(known.name)} in {known.path}.",
+                MIXED,
                 path=entry.path,
                 tensor=name,
             )
@@ -87,10 +91,10 @@ def table_shards(entries: Mapping[str, TensorEntry], stem: str) -> tuple[TensorE
     count = sum(1 for name in entries if name.startswith(f"{stem}.shard_") and _SHARD.search(name))
     if count != len(shards):
         name = f"{stem}.shard_{len(shards)}.weight"
-        raise CheckpointError(f"Tensor {shown(name)} is missing, later shards of it are there.", tensor=name)
+        raise CheckpointError(f"Tensor {shown(name)} is missing, later shards of it are there.", MIXED, tensor=name)
     if whole is not None and shards:
         raise CheckpointError(
-            f"{whole.path}: tensor {shown(stem)} is there whole and in shards.", path=whole.path, tensor=stem
+            f"{whole.path}: tensor {shown(stem)} is there whole and in shards.", MIXED, path=whole.path, tensor=stem
         )
     return tuple(shards) if whole is None else (whole,)
 

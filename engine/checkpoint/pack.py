@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import CheckpointError, StorageError, UsageError
 from .codes import Form, encode, form_for
-from .header import TensorEntry
+from .header import TensorEntry, unreadable
 from .index import read_tensor
 from .pack_files import Output, safetensors_header, storage_error, write_file
 from .pack_journal import Journal, other_source
@@ -96,7 +96,7 @@ def pack(
     if resident not in (8, 16):
         raise UsageError(f"Resident tensors are stored with 8 or 16 bits, not {resident}.")
     if target.exists() and source.exists() and os.path.samefile(source, target):
-        raise UsageError(f"{target}: is the source itself.", "Give another folder to pack into.")
+        raise UsageError(f"{target} is the source itself.", "Give another folder to pack into.")
     opened = Source(source)
     layout, form = _expert_layout(opened, experts)
     done = _finished(target, opened, experts, resident)
@@ -122,7 +122,9 @@ def verify(target: str | os.PathLike[str], progress: Progress = lambda name, don
     target = Path(target)
     manifest = read_manifest(target)
     if manifest is None:
-        raise CheckpointError(f"{target}: is not a packed model folder.", path=str(target))
+        raise CheckpointError(
+            f"{target} is not a packed model folder.", "Give a folder that `qwen-chat pack` wrote.", path=str(target)
+        )
     total, before = sum(file.n_bytes for file in manifest.files.values()), 0
     for name, file in manifest.files.items():
         done = [before]
@@ -133,7 +135,7 @@ def verify(target: str | os.PathLike[str], progress: Progress = lambda name, don
 
         if hash_file(str(target / name), told) != file.sha256:
             raise CheckpointError(
-                f"{target / name}: was changed after packing.",
+                f"{target / name} was changed after packing.",
                 "Delete the folder and pack the model again.",
                 path=str(target / name),
             )
@@ -155,12 +157,12 @@ def _finished(target: Path, opened: Source, experts: str, resident: int) -> Pack
         return None
     found = read_manifest(target)
     if found is None:
-        raise UsageError(f"{target}: already holds another {MANIFEST}.", "Give an empty folder.")
+        raise UsageError(f"{target} already holds another {MANIFEST}.", "Give an empty folder.")
     if found.source != opened.index.fingerprint:
         raise other_source(target)
     if (found.experts.form, found.resident_bits) != (experts, resident):
         was = f"--experts {found.experts.form} --resident {found.resident_bits}"
-        raise UsageError(f"{target}: was packed with {was}.", "Give another folder, or delete this one.")
+        raise UsageError(f"{target} was packed with {was}.", "Give another folder, or delete this one.")
     with contextlib.suppress(OSError):
         (target / JOURNAL).unlink(missing_ok=True)
     return found
@@ -214,7 +216,7 @@ def _copy_job(path: Path, name: str) -> _Job:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror}).", path=str(path)) from error
+            raise unreadable(path, error) from error
         out.write(data)
 
     return _Job(name, path.stat().st_size, fill)

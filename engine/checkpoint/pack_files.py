@@ -32,9 +32,11 @@ def storage_error(error: OSError, path: str) -> StorageError:
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return StorageError(
-            f"{path}: cannot be written ({os.strerror(error.errno)}).", "Choose a folder you may write to.", path=path
+            f"{path} cannot be written ({os.strerror(error.errno)}).", "Choose a folder you may write to.", path=path
         )
-    return StorageError(f"{path}: cannot be written ({error.strerror or error}).", path=path)
+    return StorageError(
+        f"{path} cannot be written ({error.strerror or error}).", "Check the disk, or choose another folder.", path=path
+    )
 
 
 class Output:

@@ -20,7 +20,7 @@ __all__ = ["Journal", "other_source"]
 
 def other_source(target: Path) -> CheckpointError:
     return CheckpointError(
-        f"{target}: was packed from another model, or its source was changed since.",
+        f"{target} was packed from another model, or its source was changed since.",
         "Give another folder, or delete this one.",
         path=str(target),
     )
@@ -42,9 +42,9 @@ class Journal:
             self._target.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self._target, os.O_RDONLY)
         except NotADirectoryError:
-            raise UsageError(f"{self._target}: is not a folder.", "Give a folder to pack into.") from None
+            raise UsageError(f"{self._target} is not a folder.", "Give a folder to pack into.") from None
         except FileExistsError:
-            raise UsageError(f"{self._target}: is not a folder.", "Give a folder to pack into.") from None
+            raise UsageError(f"{self._target} is not a folder.", "Give a folder to pack into.") from None
         except OSError as error:
             raise storage_error(error, str(self._target)) from error
         try:
@@ -52,7 +52,7 @@ class Journal:
             if self._path.exists():
                 self._continue()
             elif any(self._target.iterdir()):
-                raise UsageError(f"{self._target}: is not empty.", "Give an empty folder, or one that does not exist.")
+                raise UsageError(f"{self._target} is not empty.", "Give an empty folder, or one that does not exist.")
             self._save()
         except BaseException:
             os.close(self._fd)
@@ -77,10 +77,10 @@ class Journal:
             raw = self._path.read_bytes()
         except OSError as error:
             raise storage_error(error, str(self._path)) from error
-        found = parse_json(raw, str(self._path), "the journal")
+        found = parse_json(raw, str(self._path), "the journal", "Delete the folder and pack the model again.")
         done = found.get("done")
         if found.get("format") != FORMAT or not isinstance(done, dict):
-            raise UsageError(f"{self._path}: is not a journal of packing.", "Give an empty folder.")
+            raise UsageError(f"{self._path} is not a journal of packing.", "Give an empty folder.")
         if found.get("source") != self._table["source"] or found.get("files_read") != self._table["files_read"]:
             raise other_source(self._target)
         if found.get("settings") != self._table["settings"]:

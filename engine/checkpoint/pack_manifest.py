@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .codes import Form, form_of
-from .header import ITEM_BYTES, file_size, parse_json, shown
+from .header import ITEM_BYTES, file_size, parse_json, shown, unreadable
 from .names import Expected
 
 __all__ = [
@@ -187,31 +187,33 @@ def read_manifest(folder: Path) -> PackManifest | None:
     path = folder / MANIFEST
     if not path.exists():
         if (folder / JOURNAL).exists():
-            raise CheckpointError(f"{folder}: was not packed to the end.", _AGAIN, path=str(folder / JOURNAL))
+            raise CheckpointError(f"{folder} was not packed to the end.", _AGAIN, path=str(folder / JOURNAL))
         return None
     size = file_size(str(path))
     if size > _MAX_MANIFEST_BYTES:
-        raise CheckpointError(f"{path}: has {size} bytes; at most {_MAX_MANIFEST_BYTES} are expected.", path=str(path))
+        raise CheckpointError(
+            f"{path} has {size} bytes; at most {_MAX_MANIFEST_BYTES} are expected.", _REPACK, path=str(path)
+        )
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}).", path=str(path)) from error
-    table = parse_json(raw, str(path), "the manifest")
+        raise unreadable(path, error) from error
+    table = parse_json(raw, str(path), "the manifest", _REPACK)
     if table.get("format") != FORMAT:
         return None
     if table.get("version") != VERSION:
         raise CheckpointError(
-            f"{path}: has the version {shown(table.get('version'))}; this program reads version {VERSION}.",
+            f"{path} has the version {shown(table.get('version'))}; this program reads version {VERSION}.",
             "Use the program that packed it, or pack the model again.",
             path=str(path),
         )
     if table.get("sha256") != _digest(table):
-        raise CheckpointError(f"{path}: was changed after packing.", _REPACK, path=str(path))
+        raise CheckpointError(f"{path} was changed after packing.", _REPACK, path=str(path))
     try:
         manifest = _parsed(table)
         _check_experts(manifest)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(f"{path}: is not usable ({shown(str(error))}).", _REPACK, path=str(path)) from error
+        raise CheckpointError(f"{path} is not usable ({shown(str(error))}).", _REPACK, path=str(path)) from error
     for name, file in manifest.files.items():
         _check_file(folder, name, file)
     return manifest
@@ -256,9 +258,9 @@ def _check_file(folder: Path, name: str, file: PackedFile) -> None:
     path = str(folder / name)
     size = file_size(path)
     if size != file.n_bytes:
-        raise CheckpointError(f"{path}: has {size} bytes, {file.n_bytes} were packed.", _REPACK, path=path)
+        raise CheckpointError(f"{path} has {size} bytes, {file.n_bytes} were packed.", _REPACK, path=path)
     if file.n_bytes <= _SMALL_BYTES and hash_file(path) != file.sha256:
-        raise CheckpointError(f"{path}: was changed after packing.", _REPACK, path=path)
+        raise CheckpointError(f"{path} was changed after packing.", _REPACK, path=path)
 
 
 def hash_file(path: str, told: Any = None) -> str:
@@ -272,5 +274,5 @@ def hash_file(path: str, told: Any = None) -> str:
                 if told is not None:
                     told(n)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}).", path=path) from error
+        raise unreadable(path, error) from error
     return digest.hexdigest()

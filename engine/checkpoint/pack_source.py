@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import CheckpointError, StorageError
+from ..errors import CheckpointError
 from .codes import f32_to_bf16
-from .header import TensorEntry, shown
+from .header import TensorEntry, shown, unreadable
 from .index import CheckpointIndex, open_checkpoint, read_tensor
 from .names import SKIPPED, canonical_entries
 from .quant import read_f32, read_quantization, stored_as, widen
@@ -28,6 +28,7 @@ SMALL_FILES = (
 )  # fmt: skip
 """What is copied as it is, where the source has it."""
 
+_KNOWN = "Models whose experts are stored as those of the BF16 or the FP8 release can be packed."
 _EXPERT = re.compile(r"^(.+)\.mlp\.experts\.(.+)$")
 _NUMBERS = re.compile(r"\d+")
 
@@ -39,7 +40,7 @@ class Source:
         self.index: CheckpointIndex = open_checkpoint(folder)
         if self.index.packed is not None:
             raise CheckpointError(
-                f"{folder}: is already packed.", "Pack the folder that it was made from.", path=str(folder)
+                f"{folder} is already packed.", "Pack the folder that it was made from.", path=str(folder)
             )
         self.entries = canonical_entries(self.index.entries)
         self.quantization = read_quantization(self.index.config, str(folder / "config.json"))
@@ -49,7 +50,7 @@ class Source:
             if match is not None:
                 found.setdefault(match[1], set()).add(match[2])
         if not found:
-            raise CheckpointError(f"{folder}: holds no experts, there is nothing to pack.", path=str(folder))
+            raise CheckpointError(f"{folder} holds no experts, there is nothing to pack.", _KNOWN, path=str(folder))
         self.prefixes = sorted(found, key=_layer_order)
         """Layers with experts, the trunk's in order, the draft layer last."""
         first = found[self.prefixes[0]]
@@ -69,7 +70,9 @@ class Source:
         name = f"{stem}.gate_up_proj" if self.fused else f"{stem}.0.gate_proj.weight"
         entry = self.entries.get(name)
         if entry is None or len(entry.shape) != (3 if self.fused else 2) or 0 in entry.shape:
-            raise CheckpointError(f"{self.folder}: the experts below {shown(stem)} are not understood.", tensor=name)
+            raise CheckpointError(
+                f"{self.folder}: the experts below {shown(stem)} are not understood.", _KNOWN, tensor=name
+            )
         if self.fused:
             return entry.shape[0], entry.shape[1] // 2, entry.shape[2]
         numbers = {int(tail.split(".")[0]) for tail in tails if tail.split(".")[0].isdigit()}
@@ -103,7 +106,7 @@ class Source:
         for tail in tails:
             if f"{prefix}.mlp.experts.{tail}" not in known:
                 name = f"{prefix}.mlp.experts.{tail}"
-                raise CheckpointError(f"{self.folder}: tensor {shown(name)} is not understood.", tensor=name)
+                raise CheckpointError(f"{self.folder}: tensor {shown(name)} is not understood.", _KNOWN, tensor=name)
 
     def expert_bytes(self) -> int:
         """Bytes that one expert takes in this folder, without its scales."""
@@ -166,7 +169,7 @@ class Source:
             try:
                 info = os.stat(path)
             except OSError as error:
-                raise StorageError(f"{path}: cannot be read ({error.strerror}).", path=path) from error
+                raise unreadable(path, error) from error
             found[os.path.basename(path)] = [info.st_size, info.st_mtime_ns]
         return found
 

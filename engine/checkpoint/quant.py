@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from .codes import Form
-from .header import TensorEntry, shown
+from .header import DAMAGED, TensorEntry, shown
 from .index import read_tensor
 from .names import did_you_mean
 
@@ -33,6 +33,7 @@ __all__ = [
     "widen",
 ]
 
+_RELEASE = "Use the BF16 or the FP8 release."
 _PLAIN = ("BF16", "F16", "F32")
 
 
@@ -70,7 +71,7 @@ def read_quantization(config: Mapping[str, Any], where: str) -> Quantization:
     if not named and config.get("quantization") is not None:
         raise CheckpointError(
             f"{where}: the weights are quantised by MLX ({shown(config['quantization'])}), which is not supported.",
-            "Use the BF16 or the FP8 release.",
+            _RELEASE,
             path=where,
         )
     if table is None:
@@ -79,7 +80,7 @@ def read_quantization(config: Mapping[str, Any], where: str) -> Quantization:
         method = table.get("quant_method") if isinstance(table, Mapping) else table
         raise CheckpointError(
             f"{where}: quantization_config.quant_method {shown(method)} is not known; known is 'fp8'.",
-            "Use the BF16 or the FP8 release.",
+            _RELEASE,
             path=where,
         )
     block = table.get("weight_block_size")
@@ -88,6 +89,7 @@ def read_quantization(config: Mapping[str, Any], where: str) -> Quantization:
     if not isinstance(block, list) or len(block) != 2 or any(type(n) is not int or n < 1 for n in block):
         raise CheckpointError(
             f"{where}: quantization_config.weight_block_size {shown(block)} is not two positive numbers.",
+            DAMAGED,
             path=where,
         )
     return Quantization("fp8", (block[0], block[1]))
@@ -206,4 +208,6 @@ def read_f32(entries: Mapping[str, TensorEntry], name: str, quantization: Quanti
 
 
 def _fault(entry: TensorEntry, why: str) -> CheckpointError:
-    return CheckpointError(f"{entry.path}: tensor {shown(entry.name)} {why}.", path=entry.path, tensor=entry.name)
+    return CheckpointError(
+        f"{entry.path}: tensor {shown(entry.name)} {why}.", _RELEASE, path=entry.path, tensor=entry.name
+    )

@@ -201,7 +201,7 @@ def packed_layout(folder: Path, packed: PackedExperts, prefixes: Sequence[str], 
     if absent is not None or packed.count != n_experts or not prefixes:
         what = f"no experts of {absent}" if absent else f"{packed.count} experts a layer, the model has {n_experts}"
         raise CheckpointError(
-            f"{folder}: has {what}.", "Pack the model again, from the complete folder.", path=str(folder)
+            f"{folder} has {what}.", "Pack the model again, from the complete folder.", path=str(folder)
         )
     parts = tuple(Part(p.role, p.dtype, p.shape, p.offset, p.n_bytes) for p in packed.parts)
     form = form_of(packed.form, packed.group)

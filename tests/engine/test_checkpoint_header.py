@@ -1,19 +1,19 @@
 """The header of one safetensors file: every fault of it as one CheckpointError that names the file and the tensor."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bad_files import json_values, many, refused, write_raw
 
 from qwen_chat_mlx.engine.checkpoint.index import open_checkpoint, read_tensor
 from qwen_chat_mlx.engine.errors import CheckpointError
-
-
-def write_raw(path, header, data):
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
 
 
 def single(tmp_path, header, data=b"", config="{}"):
@@ -24,16 +24,6 @@ def single(tmp_path, header, data=b"", config="{}"):
 
 def entry(dtype="BF16", shape=(2,), span=(0, 4)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(span)}
-
-
-def refused(folder):
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(folder)
-    message = str(caught.value)
-    message.encode()  # printable on any terminal
-    assert "\n" not in message
-    assert "\x1b" not in message
-    return caught.value
 
 
 def test_a_folder_may_hold_empty_tensors_scalars_metadata_and_no_tensors_at_all(tmp_path):
@@ -122,11 +112,6 @@ def test_a_hostile_name_does_not_reach_the_terminal(tmp_path, name):
     assert len(str(refused(single(tmp_path, header, b"1234")))) < 1000
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
 infos = st.fixed_dictionaries(
     {
         "dtype": st.sampled_from(["BF16", "U8", "F32", "I64", "X"]) | json_values,
@@ -136,7 +121,7 @@ infos = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=20_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@many
 @given(header=st.dictionaries(st.text(max_size=6), infos | json_values, max_size=3), size=st.integers(0, 40))
 def test_a_well_formed_header_of_nonsense_never_raises_anything_else(tmp_path, header, size):
     try:

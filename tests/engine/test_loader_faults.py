@@ -13,7 +13,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.errors import Cancelled, CheckpointError, QwenChatError, StorageError, UnavailableError
+from qwen_chat_mlx.engine.loader import survey
 
 NEVER, ALWAYS = 1 << 30, 1
 TABLE = "model.language_model.layers.1.ple.ple_embedding"
@@ -113,6 +115,7 @@ def test_a_bad_checkpoint_is_one_clear_error_that_names_the_place(
         open_session(files.folder)
     assert len(e.value.message) < 700
     assert e.value.__class__ is CheckpointError
+    assert e.value.hint
     assert str(files.folder) in e.value.message or e.value.tensor or e.value.path
 
 
@@ -133,6 +136,19 @@ def test_shards_are_found_without_an_index(files: Any, tiny: Any, open_session: 
 def test_a_folder_that_does_not_exist_is_named(open_session: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere"):
         open_session(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("named", ["", " ", "~nobody-of-this-name/model", "x" * 5000, "a\0b", "no-such/model", "."])
+def test_a_model_that_cannot_be_found_is_one_clear_error(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(QwenChatError) as e:
+        survey(EngineConfig(model=named))
+    assert e.value.exit_code == (1 if named.strip() else 2)
+    assert e.value.message[0].isalnum() or e.value.message.startswith((named, repr(named)))
+    assert ".:" not in e.value.message
+    assert e.value.hint
 
 
 def test_stored_constants_may_be_absent(files: Any, tiny: Any, open_session: Callable[..., Any]) -> None:

@@ -273,7 +273,7 @@ def test_a_child_gives_the_same_as_a_run_here(done: RunResult) -> None:
 
 
 def test_an_error_of_a_child_is_the_error_of_the_run() -> None:
-    with pytest.raises(CheckpointError, match="no such folder"):
+    with pytest.raises(CheckpointError, match="There is no folder"):
         child.run_in_child(RunTask({"model": "/nowhere/at/all"}, "x", 1, 1))
 
 

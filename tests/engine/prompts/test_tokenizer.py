@@ -128,7 +128,7 @@ def test_no_template_is_an_error_only_when_one_is_needed(folder):
 def test_an_unreadable_template_is_a_checkpoint_error_and_a_wrong_one_a_template_error(folder):
     path, _ = folder
     (path / "chat_template.jinja").write_bytes(b"\xff\xff")
-    with pytest.raises(CheckpointError, match=r"chat_template.jinja cannot be read"):
+    with pytest.raises(CheckpointError, match=r"chat_template.jinja is not UTF-8 text"):
         load(path)
     (path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(TemplateError, match="syntax error in line 1"):
