@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -28,6 +29,7 @@ from .speculate.draft import Drafter
 from .speculate.exact import exact_rows
 from .speculate.round import Rounds
 from .stats import ContextStats, DraftStats, EngineStats, MemoryStats, MtpStats, ThroughputStats
+from .tokenizer import Tokenizer
 from .tracing import SessionTrace
 from .types import MtpMode, Sampling
 
@@ -171,7 +173,7 @@ class Session:
             drafter.fill(ids[: start + wide.shape[0]])
 
     def step(self, token: int) -> mx.array:
-        """Consume one token; logits [V] behind it, not evaluated."""
+        """Consume one token; logits [V] behind it, being computed."""
         with self._all_or_nothing():
             wide = self.forward.token_major(self.caches, self.tokens[-16:], [token])
             logits = self.model.head(wide)[0]
@@ -338,14 +340,14 @@ class Session:
         ids = self._checked(ids)
         sampler = Sampler(sampling or Sampling(temperature=0.0), self.loaded.survey.shape.vocab, ids)
         logits, _ = self.prompt(ids)
-        stops = () if ignore_eos else self.stop_ids
+        stops = () if ignore_eos else self._stops
         yield from self.steps(logits, sampler, max_tokens, stops)
 
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a reply, from generation_config.json."""
-        found = self.loaded.survey.index.generation_config.get("eos_token_id", ())
-        return (found,) if isinstance(found, int) else tuple(found)
+    @cached_property
+    def _stops(self) -> frozenset[int]:
+        """Ids that end a reply; only the tokenizer knows them all."""
+        index = self.loaded.survey.index
+        return Tokenizer.load(index.folder, index.config, index.generation_config).stop_ids
 
     def stats(self) -> EngineStats:
         """Everything counted since the model was opened."""

@@ -98,12 +98,7 @@ class Tokenizer(Codec):
         continue_last: bool = False,
         options: Sequence[tuple[str, str]] = (),
     ) -> Prompt:
-        """The prompt of a conversation. `options` are further template variables ("true" and "false" become booleans).
-
-        Sampled ids of an assistant message are used as they are where the template renders exactly their text; anywhere
-        else (an edited message, a think block that the template drops) the template's text is encoded.
-        Raises TemplateError, and RequestError for messages that make no prompt.
-        """
+        """The prompt of a conversation; see `PromptWriter.render`."""
         return self._writer.render(messages, think, continue_last, options)
 
 

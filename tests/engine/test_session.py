@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from qwen_chat_mlx.engine.errors import ContextFullError, RequestError
 from qwen_chat_mlx.engine.sampling import Sampler
@@ -245,6 +246,24 @@ def test_a_reply_ends_at_a_stop_id(talk: Talk) -> None:
     steps = talk.session.steps(logits, Sampler(Sampling(temperature=0.0), 320, ids), 50, {reply[2]})
     got = [t for step in steps for t in step.tokens]
     assert got == reply[: reply.index(reply[2]) + 1]
+
+
+@pytest.mark.parametrize("known_to", ["generation_config", "tokenizer_config"])
+def test_what_generate_stops_at_is_what_the_tokenizer_says(
+    files: Any, open_session: Callable[..., Any], known_to: str
+) -> None:
+    backend = Tokenizer.from_file(str(files.folder / "tokenizer.json"))
+    session = open_session(files.folder)
+    reply = [t for step in session.generate(ids_of(20), 30, ignore_eos=True) for t in step.tokens]
+    stop = next(t for t in reply[1:] if t != reply[0] and backend.id_to_token(t))
+    files.json(
+        "generation_config.json", lambda c: c.update(eos_token_id=stop if known_to == "generation_config" else [])
+    )
+    if known_to == "tokenizer_config":
+        files.json("tokenizer_config.json", lambda c: c.update(eos_token=backend.id_to_token(stop)))
+    again = open_session(files.folder)
+    got = [t for step in again.generate(ids_of(20), 30) for t in step.tokens]
+    assert got == reply[: reply.index(stop) + 1]
 
 
 @pytest.mark.parametrize("wrong", [-1, 320, 1 << 40])
