@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .basics import joint_linear, linear
-from .kernels import grouped_linear, permute, sort_by_expert, spread
+from .kernels import combine, grouped_linear, sort_by_expert, spread
 
 
 class Router(nn.Module):
@@ -56,8 +56,7 @@ class MoE(nn.Module):
         gate, up = grouped_linear(
             spread(rows, order, inverse, c.experts_per_token), self.experts.gate_up_proj, counts
         ).chunk(2, -1)
-        out = permute(grouped_linear(F.silu(gate) * up, self.experts.down_proj, counts), inverse, order)
-        out = (out.view(-1, c.experts_per_token, x.shape[-1]) * weight[..., None]).sum(1)
+        out = combine(grouped_linear(F.silu(gate) * up, self.experts.down_proj, counts), weight, inverse)
         out = out + torch.sigmoid(opening) * shared.down_proj(F.silu(shared_gate) * shared_up)
         share = (counts.float() / chosen.numel()).detach()
         return out.view(x.shape), c.num_experts * (chance.mean(0) * share).sum(), chosen

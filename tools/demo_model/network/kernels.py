@@ -1,7 +1,7 @@
 """Operations that PyTorch lacks or runs slowly on a CPU, as custom ops that `torch.compile` can keep whole.
 
-`unit_lower_inverse` is the forward substitution of the chunked delta rule, in C; the expert operations are a sort by
-expert, a row permutation whose backward is the inverse permutation, and one matrix product per expert.
+For the chunked delta rule, `unit_lower_inverse` is its forward substitution and `delta_scan` its loop over chunks, both in
+C; the expert operations are a sort by expert, row gathers in C and one matrix product per expert.
 """
 
 from __future__ import annotations
@@ -9,27 +9,46 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-_SOURCE = Path(__file__).with_name("substitution.c")
 
-
-def _library() -> ctypes.CDLL:
-    """Compile the C helper once per version of its source, outside the repository."""
-    target = Path(tempfile.gettempdir()) / f"demo_substitution_{_SOURCE.stat().st_mtime_ns}.so"
+def _library(source: Path) -> ctypes.CDLL:
+    """Compile a C helper once per version of the sources, outside the repository."""
+    version = max(file.stat().st_mtime_ns for file in source.parent.glob("*.[ch]"))
+    target = Path(tempfile.gettempdir()) / f"demo_{source.stem}_{version}.so"
     if not target.exists():
         scratch = target.with_suffix(f".{id(target)}.tmp")
         flags = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
-        subprocess.run(["cc", *flags, "-o", str(scratch), str(_SOURCE)], check=True)
+        subprocess.run(["cc", *flags, "-o", str(scratch), str(source), "-lm"], check=True)
         scratch.replace(target)
-    library = ctypes.CDLL(str(target))
-    library.unit_lower_inverse.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long]
-    return library
+    return ctypes.CDLL(str(target))
 
 
-_LIBRARY = _library()
+def c_function(source: str, name: str, tensors: int, counts: int, floats: int = 0) -> Callable:
+    """A C function that takes so many contiguous tensors, then so many longs, then so many floats."""
+    function = getattr(_library(Path(__file__).with_name(source)), name)
+    function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_long] * counts + [ctypes.c_float] * floats
+    function.restype = None
+
+    def call(*arguments):
+        function(*(x.data_ptr() for x in arguments[:tensors]), *arguments[tensors:])
+
+    return call
+
+
+_unit_lower_inverse = c_function("substitution.c", "unit_lower_inverse", 2, 2)
+_delta_scan = c_function("scan.c", "delta_scan", 8, 2)
+_delta_scan_backward = c_function("scan.c", "delta_scan_backward", 13, 2)
+_gather_rows = c_function("fused.c", "gather_rows", 3, 3)
+_gather_sum = c_function("fused.c", "gather_sum", 3, 3)
+_gather_weighted = c_function("fused.c", "gather_weighted", 4, 3)
+_gather_weighted_backward = c_function("fused.c", "gather_weighted_backward", 6, 3)
+
+
+SCAN_SIDE = 64
 
 
 @torch.library.custom_op("demo::unit_lower_inverse", mutates_args=())
@@ -38,7 +57,7 @@ def unit_lower_inverse(strict: torch.Tensor) -> torch.Tensor:
     strict = strict.contiguous()
     size = strict.shape[-1]
     out = torch.empty_like(strict)
-    _LIBRARY.unit_lower_inverse(strict.data_ptr(), out.data_ptr(), strict.numel() // (size * size), size)
+    _unit_lower_inverse(strict, out, strict.numel() // (size * size), size)
     return out
 
 
@@ -113,10 +132,27 @@ def _grouped_backward(ctx, grad):
 grouped_linear.register_autograd(_grouped_backward, setup_context=_keep_inputs)
 
 
+@torch.library.custom_op("demo::gather_sum", mutates_args=())
+def gather_sum(rows: torch.Tensor, order: torch.Tensor, copies: int) -> torch.Tensor:
+    """Row t of the result is the sum of rows[order[t * copies + c]] over c."""
+    rows = rows.contiguous()
+    out = rows.new_empty(order.shape[0] // copies, rows.shape[1])
+    _gather_sum(rows, order, out, out.shape[0], rows.shape[1], copies)
+    return out
+
+
+@gather_sum.register_fake
+def _(rows, order, copies):
+    return rows.new_empty(order.shape[0] // copies, rows.shape[1])
+
+
 @torch.library.custom_op("demo::spread", mutates_args=())
 def spread(rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, copies: int) -> torch.Tensor:
     """Row r of the result is rows[order[r] // copies]: every token's row, once per chosen expert, sorted by expert."""
-    return rows.index_select(0, order // copies)
+    rows = rows.contiguous()
+    out = rows.new_empty(order.shape[0], rows.shape[1])
+    _gather_rows(rows, order, out, order.shape[0], rows.shape[1], copies)
+    return out
 
 
 @spread.register_fake
@@ -131,33 +167,47 @@ def _spread_setup(ctx, inputs, output):
 
 def _spread_backward(ctx, grad):
     (inverse,) = ctx.saved_tensors
-    gathered = permute(grad, inverse, inverse)
-    return gathered.view(-1, ctx.copies, grad.shape[1]).sum(1), None, None, None
+    return gather_sum(grad, inverse, ctx.copies), None, None, None
 
 
 spread.register_autograd(_spread_backward, setup_context=_spread_setup)
 
 
-@torch.library.custom_op("demo::permute", mutates_args=())
-def permute(rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    return rows.contiguous().index_select(0, order)
+@torch.library.custom_op("demo::combine", mutates_args=())
+def combine(rows: torch.Tensor, share: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """rows [N*k,H] sorted by expert, share [N,k] -> each token's weighted sum of its experts' rows [N,H]."""
+    rows, share = rows.contiguous(), share.contiguous()
+    out = rows.new_empty(share.shape[0], rows.shape[1])
+    _gather_weighted(rows, share, inverse, out, share.shape[0], rows.shape[1], share.shape[1])
+    return out
 
 
-@permute.register_fake
-def _(rows, order, inverse):
-    return rows.new_empty(rows.shape)
+@combine.register_fake
+def _(rows, share, inverse):
+    return rows.new_empty(share.shape[0], rows.shape[1])
 
 
-def _permute_setup(ctx, inputs, output):
-    ctx.save_for_backward(inputs[1], inputs[2])
+@torch.library.custom_op("demo::combine_backward", mutates_args=())
+def combine_backward(
+    grad: torch.Tensor, rows: torch.Tensor, share: torch.Tensor, inverse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad, rows, share = grad.contiguous(), rows.contiguous(), share.contiguous()
+    grads = torch.empty_like(rows), torch.empty_like(share)
+    _gather_weighted_backward(grad, rows, share, inverse, *grads, share.shape[0], rows.shape[1], share.shape[1])
+    return grads
 
 
-def _permute_backward(ctx, grad):
-    order, inverse = ctx.saved_tensors
-    return permute(grad, inverse, order), None, None
+@combine_backward.register_fake
+def _(grad, rows, share, inverse):
+    return rows.new_empty(rows.shape), share.new_empty(share.shape)
 
 
-permute.register_autograd(_permute_backward, setup_context=_permute_setup)
+def _combine_backward(ctx, grad):
+    rows, share, inverse = ctx.saved_tensors
+    return *combine_backward(grad, rows, share, inverse), None
+
+
+combine.register_autograd(_combine_backward, setup_context=_keep_inputs)
 
 
 @torch.library.custom_op("demo::sort_by_expert", mutates_args=())
@@ -182,19 +232,15 @@ def delta_scan(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The loop over chunks of the delta rule; all inputs [B,H,N,C,*], kept [B,H,N].
 
-    For each chunk: fresh = update - erase S, read = query S, then S = kept S + key^T fresh. -> fresh, read, all S.
+    C and the last dimensions are SCAN_SIDE. For each chunk: fresh = update - erase S, read = query S, then S = kept S + key^T fresh. -> fresh, read, all S.
     """
+    update, erase, query, key, kept = (x.contiguous() for x in (update, erase, query, key, kept))
+    batch, heads, chunks, length, size = key.shape
+    if not length == size == update.shape[-1] == SCAN_SIDE:
+        raise ValueError(f"delta_scan is written for chunks, keys and values of {SCAN_SIDE}, not {key.shape[-2:]}.")
     fresh, read = torch.empty_like(update), torch.empty_like(update)
-    batch, heads, chunks, _, size = key.shape
-    states = update.new_zeros(chunks, batch, heads, size, update.shape[-1])
-    for i in range(chunks):
-        state = states[i]
-        fresh[:, :, i] = update[:, :, i] - erase[:, :, i] @ state
-        read[:, :, i] = query[:, :, i] @ state
-        if i < chunks - 1:
-            torch.add(
-                state * kept[:, :, i, None, None], key[:, :, i].transpose(-1, -2) @ fresh[:, :, i], out=states[i + 1]
-            )
+    states = update.new_empty(chunks, batch, heads, size, update.shape[-1])
+    _delta_scan(update, erase, query, key, kept, fresh, read, states, batch * heads, chunks)
     return fresh, read, states
 
 
@@ -216,20 +262,10 @@ def delta_scan_backward(
     key: torch.Tensor,
     kept: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    update_grad, erase_grad, query_grad, key_grad = (torch.empty_like(x) for x in (fresh, erase, query, key))
-    kept_grad = torch.empty_like(kept)
-    after = torch.zeros_like(states[0])
-    for i in reversed(range(states.shape[0])):
-        state = states[i]
-        total = fresh_grad[:, :, i] + key[:, :, i] @ after
-        update_grad[:, :, i] = total
-        key_grad[:, :, i] = fresh[:, :, i] @ after.transpose(-1, -2)
-        query_grad[:, :, i] = read_grad[:, :, i] @ state.transpose(-1, -2)
-        erase_grad[:, :, i] = -(total @ state.transpose(-1, -2))
-        kept_grad[:, :, i] = (state * after).sum((-1, -2))
-        after = after * kept[:, :, i, None, None] + query[:, :, i].transpose(-1, -2) @ read_grad[:, :, i]
-        after -= erase[:, :, i].transpose(-1, -2) @ total
-    return update_grad, erase_grad, query_grad, key_grad, kept_grad
+    inputs = [x.contiguous() for x in (fresh_grad, read_grad, fresh, states, erase, query, key, kept)]
+    grads = tuple(torch.empty_like(inputs[i]) for i in (2, 4, 5, 6, 7))
+    _delta_scan_backward(*inputs, *grads, kept.shape[0] * kept.shape[1], kept.shape[2])
+    return grads
 
 
 @delta_scan_backward.register_fake
