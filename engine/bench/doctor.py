@@ -10,15 +10,27 @@ import os
 import platform
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..config import EngineConfig
-from ..loader import Survey, survey
+from ..errors import CheckpointError
+from ..layers.device import on_gpu, recommended_memory_bytes
+from ..loader import DEMO, Survey, find_model, survey
 from ..offload.layout import ExpertLayout
 from ..offload.reader import Reader
 from ..plan import MemoryPlan, machine
 
-__all__ = ["Diagnosis", "DiskSpeed", "Expectation", "diagnose", "expected_hit_rate", "measure_disk"]
+__all__ = [
+    "Diagnosis",
+    "DiskSpeed",
+    "Expectation",
+    "Here",
+    "diagnose",
+    "expected_hit_rate",
+    "has_demo",
+    "look_around",
+    "measure_disk",
+]
 
 _READS_ALONE, _READS_TOGETHER = 32, 128
 _MOST_SECONDS = 2.0
@@ -53,14 +65,21 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Everything `doctor` shows."""
+class Here:
+    """This machine."""
 
     system: str
     cores: int
     memory_bytes: int
     limit_bytes: int
+    """What this program may use without swapping, or what the settings allow it."""
     gpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis(Here):
+    """Everything `doctor` shows."""
+
     model: str
     dtype: str
     layers: int
@@ -75,17 +94,25 @@ class Diagnosis:
     expected: Expectation | None
 
 
-def diagnose(config: EngineConfig, *, disk: bool = True) -> Diagnosis:
-    """Survey, plan and measure. Raises the errors of opening a model; a plan that does not fit is a MemoryPlanError."""
-    s = survey(config)
-    where = machine()
-    speed = measure_disk(s.layout, config) if disk else None
-    return Diagnosis(
+def look_around() -> Here:
+    """The machine alone, for when there is no model."""
+    where = machine(gpu=on_gpu(), recommended_bytes=recommended_memory_bytes())
+    return Here(
         system=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         cores=os.cpu_count() or 1,
         memory_bytes=where.total_bytes,
-        limit_bytes=s.plan.limit_bytes,
+        limit_bytes=where.limit_bytes,
         gpu=where.gpu,
+    )
+
+
+def diagnose(config: EngineConfig, *, disk: bool = True) -> Diagnosis:
+    """Survey, plan and measure. Raises the errors of opening a model; a plan that does not fit is a MemoryPlanError."""
+    s = survey(config)
+    here = look_around()
+    speed = measure_disk(s.layout, config) if disk else None
+    return Diagnosis(
+        **{**asdict(here), "limit_bytes": s.plan.limit_bytes},
         model=str(s.index.folder),
         dtype=str(s.dtype).rsplit(".", 1)[-1],
         layers=s.shape.layers,
@@ -99,6 +126,15 @@ def diagnose(config: EngineConfig, *, disk: bool = True) -> Diagnosis:
         disk=speed,
         expected=None if speed is None else _expect(s, speed),
     )
+
+
+def has_demo() -> bool:
+    """Whether this installation has the built-in model."""
+    try:
+        find_model(DEMO)
+    except CheckpointError:
+        return False
+    return True
 
 
 def measure_disk(layout: ExpertLayout, config: EngineConfig, seed: int = 0) -> DiskSpeed:

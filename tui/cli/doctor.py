@@ -8,7 +8,9 @@ from ._flags import add_model_flags, load_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...engine.bench.doctor import Diagnosis
+    from ...engine.bench.doctor import Diagnosis, Here
+
+_NAME_ONE = "What another model needs: qwen-chat doctor --model PATH, where PATH is its folder, or org/name in the Hugging Face cache."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...engine.bench.doctor import diagnose
+    from ...engine.bench.doctor import diagnose, has_demo
 
-    found = diagnose(load_settings(args).engine, disk=not args.no_disk)
+    loaded = load_settings(args)
+    unnamed = loaded.origins["model.path"] == "default"
+    if unnamed and not has_demo():
+        return _machine_alone(args)
+    found = diagnose(loaded.engine, disk=not args.no_disk)
     if args.json:
         import json
         from dataclasses import asdict
@@ -28,7 +34,33 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**asdict(found), "planned_bytes": found.plan.total_bytes}, indent=2))
         return 0
     _show(found)
+    if unnamed:
+        print(f"This is the built-in demo model. {_NAME_ONE}")
     return 0
+
+
+def _machine_alone(args: argparse.Namespace) -> int:
+    from ...engine.bench.doctor import look_around
+
+    here = look_around()
+    if args.json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps({**asdict(here), "model": None}, indent=2))
+        return 0
+    print(_machine(here))
+    print(f"No model is named, and this installation has no built-in one. {_NAME_ONE}")
+    return 0
+
+
+def _machine(here: Here) -> str:
+    from ...engine.plan import size_text
+
+    return (
+        f"{here.system}, {here.cores} cores, {size_text(here.memory_bytes)} memory, of which "
+        f"{size_text(here.limit_bytes)} may be used"
+    )
 
 
 def _show(d: Diagnosis) -> None:
@@ -38,12 +70,9 @@ def _show(d: Diagnosis) -> None:
     from ...engine.plan import size_text
     from ..text.sanitise import one_line
 
-    console = Console(highlight=False, markup=False)
-    console.print(
-        f"{d.system}, {d.cores} cores, {size_text(d.memory_bytes)} memory, of which {size_text(d.limit_bytes)} may be used"
-    )
-    console.print(
-        f"{one_line(d.model)}: {d.layers} layers x {d.experts_a_layer} experts, {d.top_k} a token, "
+    print(_machine(d))
+    print(
+        f"{one_line(d.model, 2000)}: {d.layers} layers x {d.experts_a_layer} experts, {d.top_k} a token, "
         f"{size_text(d.expert_bytes)} each, {size_text(d.expert_total_bytes)} in all; computing in {d.dtype}; "
         + ("has an MTP layer" if d.has_mtp else "has no MTP layer")
     )
@@ -52,29 +81,30 @@ def _show(d: Diagnosis) -> None:
         table.add_row(name, f"{n:,}", size_text(n))
     table.add_row("planned", f"{d.plan.total_bytes:,}", size_text(d.plan.total_bytes))
     table.add_row("available", f"{d.plan.limit_bytes:,}", size_text(d.plan.limit_bytes))
-    console.print(table)
+    Console(highlight=False, markup=False).print(table)
     share = d.plan.slots / max(1, d.layers * d.experts_a_layer)
-    console.print(
+    print(
         f"context {d.plan.context:,} tokens; {d.plan.slots:,} expert slots ({share:.0%} of the experts); "
         f"{d.plan.draft_slots:,} for the draft layer; {d.plan.layer_buffers} layer buffers for prompts"
     )
     for note in d.notes:
-        console.print(one_line(note))
+        print(one_line(note, 2000))
     if d.disk is not None and d.expected is not None:
-        _show_disk(console, d)
+        _show_disk(d)
 
 
-def _show_disk(console: object, d: Diagnosis) -> None:
+def _show_disk(d: Diagnosis) -> None:
     e, disk = d.expected, d.disk
     assert e is not None
     assert disk is not None
     how = "past the page cache" if disk.direct_io else "through the page cache"
-    say = console.print  # type: ignore[attr-defined]
-    say(f"disk: one expert in {disk.alone_s * 1000:.2f} ms, {disk.together_bytes_a_s / 1e9:.2f} GB/s together ({how})")
+    print(
+        f"disk: one expert in {disk.alone_s * 1000:.2f} ms, {disk.together_bytes_a_s / 1e9:.2f} GB/s together ({how})"
+    )
     if e.tokens_a_s is None:
-        say("all experts fit in memory: the disk does not limit the speed")
+        print("all experts fit in memory: the disk does not limit the speed")
         return
-    say(
+    print(
         f"expected: {d.layers * d.top_k} experts a token, {e.hit_rate:.0%} of them in the slots "
         f"({e.cycles:.2f} token cycles), {e.misses_a_token:.0f} x {d.expert_bytes:,} bytes at "
         f"{disk.together_bytes_a_s / 1e9:.2f} GB/s = {e.disk_s_a_token * 1000:.0f} ms: at most {e.tokens_a_s:.1f} tok/s "

@@ -1,0 +1,35 @@
+"""`qwen-chat doctor` where no model is named: the machine, and how to name one."""
+
+import json
+
+import pytest
+
+from qwen_chat_mlx.engine.bench import doctor
+from qwen_chat_mlx.tui import cli
+
+
+@pytest.fixture(autouse=True)
+def no_demo(monkeypatch, home):
+    monkeypatch.setattr(doctor, "has_demo", lambda: False)
+    monkeypatch.setenv("QWEN_CHAT_HOME", str(home))
+
+
+def test_without_a_model_the_machine_is_described_and_the_way_to_name_one(capsys):
+    assert cli.main(["doctor"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert " cores, " in out
+    assert "may be used" in out
+    assert "qwen-chat doctor --model PATH" in out
+    assert cli.main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"] is None
+    assert 0 < found["limit_bytes"] <= found["memory_bytes"]
+
+
+@pytest.mark.parametrize(("named", "code"), [("nowhere", 1), ("", 2), ("demo-9", 1)])
+def test_a_model_that_was_named_and_is_not_there_is_an_error(named, code, capsys):
+    assert cli.main(["doctor", "--model", named]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
