@@ -7,6 +7,7 @@ This module knows no verb but the default one, and imports only the one that run
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -26,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Exit codes: 0 fine, 2 usage or config, 1 anything else, 130 after Ctrl+C."""
     if sys.stdout is None:  # closed by the caller (>&-): nothing to write to, but nothing to stumble over either
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a name that the terminal cannot show must not end anything
     code = _guarded(list(sys.argv[1:] if argv is None else argv))
     try:
         for stream in (sys.stdout, sys.stderr):

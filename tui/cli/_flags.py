@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ..config import Loaded
 
-__all__ = ["Parser", "add_model_flags", "add_reply_flags", "load_settings"]
+__all__ = ["Parser", "add_model_flags", "add_reply_flags", "load_settings", "tell_of_theme", "typed"]
 
 SETTING_FLAGS = {
     "model": "model.path",
@@ -89,6 +89,27 @@ def load_settings(args: argparse.Namespace) -> Loaded:
         flags, getattr(args, "sets", []), os.environ, getattr(args, "config", None),
         flag_names=words, actions=BY_ID.keys(), panels=_panels(),
     )  # fmt: skip
+
+
+def tell_of_theme(loaded: Loaded) -> None:
+    """Say on stderr that the theme in the settings cannot be used; for verbs that draw nothing and go on without one."""
+    if loaded.origins["ui.theme"] not in ("default", "remembered"):
+        from ..themes import choose
+        from . import say
+
+        _, problem = choose(loaded.ui.theme, loaded.places.themes)
+        if problem:
+            say(problem)
+
+
+def typed(words: list[str]) -> str:
+    """A prompt from the command line. Raises UsageError for bytes that are no text."""
+    text = " ".join(words)
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        from ...engine.errors import UsageError
+
+        raise UsageError("The prompt is not UTF-8 text.", "Is the terminal or the script set to another encoding?")
+    return text
 
 
 def _panels() -> list[str]:

@@ -22,6 +22,7 @@ from ..config_text import parse_scalar
 from ..conversations import Conversation, Store
 from ..text import numbers
 from ..text.sanitise import Sanitiser, clean, one_line
+from ._flags import tell_of_theme, typed
 from ._talk import Talk
 from .chat import which_conversation
 
@@ -45,6 +46,8 @@ A line that ends in \\ goes on in the next one. Ctrl+C stops a reply. A prompt t
 
 def converse(args: argparse.Namespace, loaded: Loaded) -> int:
     """Talk until the input ends. Raises the error that ended the engine."""
+    prompt = typed(args.prompt)
+    tell_of_theme(loaded)
     store = Store(loaded.places.conversations)
     temporary = args.temporary or not loaded.ui.save_history
     resumed = which_conversation(args, loaded)
@@ -54,7 +57,7 @@ def converse(args: argparse.Namespace, loaded: Loaded) -> int:
     with Talk(loaded.engine) as talk:
         chat = PlainChat(loaded, store, conversation, talk, temporary)
         try:
-            chat.run(" ".join(args.prompt))
+            chat.run(prompt)
         finally:
             chat.conversation.close()
     return 0
@@ -126,10 +129,17 @@ class PlainChat:
         while True:
             if self._interactive:
                 print("...> " if parts else "you> ", end="", flush=True)
-            line = sys.stdin.readline() if sys.stdin is not None else ""
-            if not line:
+            raw = sys.stdin.buffer.readline() if sys.stdin is not None else b""
+            if not raw:
                 return "\n".join(parts) if parts else None
-            line = line.rstrip("\n")
+            try:
+                line = raw.decode((self._interactive and sys.stdin.encoding) or "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                self._say(
+                    "Error: That line is not UTF-8 text and was left out. Convert it first, for example with iconv."
+                )
+                continue
+            line = line.removeprefix("\ufeff")
             if not line.endswith("\\"):
                 return "\n".join([*parts, line])
             parts.append(line[:-1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ._flags import add_model_flags, add_reply_flags, load_settings
+from ._flags import add_model_flags, add_reply_flags, load_settings, tell_of_theme, typed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from ._talk import Progress, Talk
 
     loaded = load_settings(args)
+    tell_of_theme(loaded)
     request = _request(loaded, _prompt(args.prompt, args.raw), args.raw)
     answer = _Answer(Progress(), streams=not args.json)
     with Talk(loaded.engine) as talk:
@@ -51,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt(words: list[str], raw: bool) -> str:
-    """The prompt from the command line and from stdin. Raises UsageError when both are empty."""
+    """The prompt from the command line and from stdin. Raises UsageError when both are empty, or one is no text."""
     from ...engine.errors import UsageError
 
-    given = "" if words == ["-"] else " ".join(words)
+    given = "" if words == ["-"] else typed(words)
     piped = ""
     if sys.stdin is not None and not sys.stdin.isatty():
         try:
@@ -96,7 +97,7 @@ class _Answer:
         self._cleaner = Sanitiser() if self._on_terminal else None
         self._parts: list[str] = []
         self._finished: TurnFinished | None = None
-        self._tokens = 0
+        self._tokens = self._context = 0
 
     def take(self, event: Event) -> None:
         from ...engine.events import ModelReady, TextDelta, TurnFinished
@@ -112,6 +113,7 @@ class _Answer:
         elif isinstance(event, TurnFinished):
             self._finished = event
         elif isinstance(event, ModelReady):
+            self._context = event.context
             for note in event.notes:
                 self._progress.note(note)
         else:
@@ -121,14 +123,22 @@ class _Answer:
         """End the line, or print the object."""
         import json
 
+        from . import say
+
         self._progress.clear()
         if as_json:
             print(json.dumps(self._object()), flush=True)
         elif self._parts:
             self._write("" if self._parts[-1].endswith("\n") else "\n")
-        if self._finished and self._finished.finish_reason in ("length", "context"):
-            limit = "the token limit" if self._finished.finish_reason == "length" else "the end of the context"
-            self._progress.note(f"(stopped at {limit})")
+        reason = self._finished.finish_reason if self._finished else ""
+        if reason == "length":
+            self._progress.note("(stopped at the token limit)")
+        elif reason == "context":
+            # Nobody asked for this end, so it is told wherever stderr goes.
+            say(
+                f"The answer is cut off: the context of {self._context:,} tokens is full. Shorten the prompt, or raise "
+                "--context if it is below what the model has."
+            )
 
     def _object(self) -> dict[str, object]:
         from dataclasses import asdict

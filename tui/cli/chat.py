@@ -110,7 +110,7 @@ def _full_screen(args: argparse.Namespace, loaded: Loaded) -> int:
     from ..terminal.guard import OutputGuard
     from ..terminal.signals import end_on_signals
     from . import say
-    from ._flags import load_settings
+    from ._flags import load_settings, typed
 
     def open_engine(config: EngineConfig, emit: Emit) -> Engine:
         from ... import engine
@@ -125,7 +125,7 @@ def _full_screen(args: argparse.Namespace, loaded: Loaded) -> int:
             engine_config=loaded.engine,
             places=loaded.places,
             live=Live(loaded, lambda: load_settings(args)),
-            prompt=" ".join(args.prompt),
+            prompt=typed(args.prompt),
             resume=resume,
             temporary=args.temporary,
             released=guard.released,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ._flags import add_model_flags, add_reply_flags, load_settings
+from ._flags import add_model_flags, add_reply_flags, load_settings, tell_of_theme
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_settings(args)
     if args.themes:
         return _themes(loaded)
+    tell_of_theme(loaded)
     if args.check:
         print(
             f"{_safe(str(loaded.file))} can be used."

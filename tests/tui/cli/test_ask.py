@@ -153,3 +153,40 @@ def test_a_dumb_terminal_gets_the_answer_too():
 def test_ask_imports_no_screen_and_no_mlx(monkeypatch):
     monkeypatch.setenv("REPORT_MODULES", "1")
     assert ask("x").stderr == b"modules\n"
+
+
+TINY = Path(__file__).parents[2] / "engine" / "fixtures" / "fp8-1"
+
+
+def test_an_answer_cut_off_by_the_context_says_so_on_stderr_and_keeps_stdout_clean(capfd, monkeypatch):
+    from qwen_chat_mlx.tui.cli import main
+
+    monkeypatch.setattr(sys, "stdin", None)
+    cut = ["ask", "--model", str(TINY), "--set", "model.memory_limit=4 GiB", "--context", "64", "--temperature", "0"]
+    assert main([*cut, "hello"]) == 0
+    out, err = capfd.readouterr()
+    assert out.strip()
+    assert err.count("\n") == 1
+    assert "cut off: the context of 64 tokens is full" in err
+    assert main([*cut, "--max-tokens", "3", "hello"]) == 0
+    assert capfd.readouterr().err == ""
+    assert main([*cut, "--json", "hello"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["finish_reason"] == "context"
+    assert "cut off" in err
+
+
+@pytest.mark.parametrize("argv", [["--set", "ui.theme=inc"], ["--config", "{home}/c.toml"]])
+def test_a_theme_that_does_not_exist_is_told_and_the_question_answered(argv, tmp_path):
+    (tmp_path / "c.toml").write_text('[ui]\ntheme = "inc"\n')
+    done = ask("x", *(a.format(home=tmp_path) for a in argv))
+    assert (done.returncode, done.stdout.decode()) == (0, ANSWER + "\n")
+    assert done.stderr.startswith(b"qwen-chat: There is no theme 'inc'; did you mean 'ink'?")
+    assert done.stderr.count(b"\n") == 1
+    assert ask("x", "--set", "ui.theme=paper").stderr == b""
+
+
+def test_a_prompt_that_is_no_text_is_refused():
+    done = ask(b"caf\xe9")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"qwen-chat: The prompt is not UTF-8 text.")

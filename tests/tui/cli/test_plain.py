@@ -83,6 +83,22 @@ def test_commands_do_what_they_say_and_slips_are_named(home):
     assert request == [[["user", "/path is a prompt"]], False, 5, None]
 
 
+def test_a_line_that_is_no_utf8_is_left_out_and_said_in_one_sentence(home):
+    home.mkdir()
+    done = subprocess.run(
+        [*COMMAND, json.dumps({**REPLIES, "log": str(home / "log")}), "--plain", "--temporary"],
+        input=b"\xef\xbb\xbfone\r\ncaf\xe9\nca\xf0\x9f\ntwo \\\n\xff\nlines\n", capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stdout.count(b"Error: That line is not UTF-8 text and was left out.") == 3
+    assert [request[0][-1] for request in asked(home)] == [["user", "one"], ["user", "two \nlines"]]
+    refused = subprocess.run(
+        [*COMMAND, "{}", "--plain", b"caf\xe9"], stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert (refused.returncode, refused.stderr.count(b"\n")) == (2, 1)
+    assert b"The prompt is not UTF-8 text." in refused.stderr
+
+
 def test_regenerate_new_chats_and_export(home, tmp_path):
     name = tmp_path / "out.md"
     code, out, entries = talk(
