@@ -16,7 +16,8 @@ import numpy as np
 from .cache.base import LayerCache
 from .meter import Meter
 from .models.contract import ExpertInput, Layer, Model, RowTable, as_ids
-from .offload.experts import ExpertSource, ExpertStore, LayerBuffer
+from .offload.experts import ExpertSource, ExpertStore
+from .offload.layer_buffer import LayerBuffer
 from .offload.rows import PendingRows, RowStore
 
 __all__ = ["Forward", "LayerMajor"]
@@ -98,9 +99,7 @@ class Forward:
             for number, layer in enumerate(self.model.layers):
                 self.meter.check()
                 rows = self._rows(pending.pop(number, None))
-                parts = self._layer(
-                    number, layer, parts, caches[number], rows, spans, self.store, apart=apart, together=together
-                )
+                parts = self._layer(number, layer, parts, caches[number], rows, spans, apart=apart, together=together)
         finally:
             for rows_left in pending.values():
                 rows_left.drop()
@@ -113,7 +112,7 @@ class Forward:
 
     def _layer(
         self, number: int, layer: Layer, parts: list[mx.array], cache: LayerCache, rows: mx.array | None,
-        spans: list[tuple[int, int]], source: ExpertSource, *, apart: bool, together: bool | None,
+        spans: list[tuple[int, int]], *, apart: bool, together: bool | None,
     ) -> list[mx.array]:  # fmt: skip
         mixed: list[mx.array] = []
         asked: list[ExpertInput] = []
@@ -121,12 +120,17 @@ class Forward:
             y, wants = layer.mix(x, cache, None if rows is None else rows[a:b], apart=apart)
             mixed.append(y)
             asked.append(wants)
-        ids = self.read_back(asked)
-        if self.on_routes is not None:
-            self.on_routes(number, ids)
-        if together is None:
-            together = len(spans) == 1 and ids[0].size >= TOGETHER_ROWS
-        outputs = source.run(number, [w.hidden for w in asked], ids, together=together)
+        hidden, few = [w.hidden for w in asked], sum(w.ids.size for w in asked) < TOGETHER_ROWS
+        if few and self.on_routes is None and self.store.whole():
+            # Nothing has to be fetched, so nobody has to know the choice: the rows of a token are one graph.
+            outputs = self.store.run_unread(number, hidden, [w.ids for w in asked])
+        else:
+            ids = self.read_back(asked)
+            if self.on_routes is not None:
+                self.on_routes(number, ids)
+            if together is None:
+                together = len(spans) == 1 and not few
+            outputs = self.store.run(number, hidden, ids, together=together)
         return [layer.merge(x, w, out) for x, w, out in zip(mixed, asked, outputs)]
 
     def read_back(self, asked: Sequence[ExpertInput]) -> list[np.ndarray]:
@@ -134,8 +138,8 @@ class Forward:
         with self.meter.wait("router_sync"):
             mx.eval([w.ids for w in asked])
         self.store.syncs += 1
-        # The shared expert and the experts' input need nothing from the disk: they run while reads are prepared.
-        mx.async_eval([a for w in asked for a in (w.shared, w.hidden)])
+        # The shared expert needs nothing from the disk: it runs while reads are prepared.
+        mx.async_eval([w.shared for w in asked])
         return [np.array(w.ids) for w in asked]
 
     def layer_major(

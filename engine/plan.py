@@ -71,7 +71,9 @@ class Needs:
     score_bytes: int
     """Attention scores of one query and one key in float32, all heads."""
     expert_matrix_bytes: int
-    """One expert in the computing dtype."""
+    """The experts that are converted to the computing dtype at once."""
+    read_buffer_bytes: int
+    """What a reading thread needs of its own to read past the page cache."""
     max_context: int
     experts: PoolNeeds
     draft: PoolNeeds | None
@@ -120,8 +122,12 @@ def make_plan(config: EngineConfig, needs: Needs, where: Machine) -> MemoryPlan:
     whole = pool.experts * pool.slot_bytes
     asked = parse_budget(config.expert_cache)
     auto = asked == parse_budget("auto")
-    # Where the experts' budget is fixed, nothing else wants what is left; else buffers and slots share it.
-    buffers = _layer_buffers(needs, (left - least) // 3 if auto else left - min(whole, asked.resolve(whole, 0)))
+    if asked.resolve(whole, int(left * 0.95)) >= whole:
+        # All experts are read at the start: a prompt has none left to read layer by layer.
+        buffers = 0
+    else:
+        # Where the experts' budget is fixed, nothing else wants what is left; else buffers and slots share it.
+        buffers = _layer_buffers(needs, (left - least) // 3 if auto else left - asked.resolve(whole, 0))
     left -= buffers * pool.per_layer * pool.slot_bytes
     budget = asked.resolve(whole, int(left * 0.95))
     slots = min(pool.experts, budget // pool.slot_bytes)
@@ -165,6 +171,7 @@ def _fixed_terms(config: EngineConfig, needs: Needs, where: Machine) -> tuple[in
         ("prompt window", window),
         ("kept for drafting", min(WIDE_KEPT_BYTES, context * needs.wide_bytes) if needs.draft else 0),
         ("scratch", scratch),
+        ("read buffers", 0 if config.direct_io == "off" else config.read_workers * needs.read_buffer_bytes),
         ("allocator cache", 256 * MIB if where.gpu else 0),
     )
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 from ..checkpoint.codes import Form
 from .device import on_gpu, product_layout
 
-__all__ = ["Linear", "Quantised", "Take", "linear", "quantised_product", "under"]
+__all__ = ["Linear", "Quantised", "Take", "gathered_product", "linear", "quantised_product", "under"]
 
 Linear = Callable[[mx.array], mx.array]
 
@@ -72,4 +72,21 @@ def quantised_product(x: mx.array, weight: mx.array, scales: mx.array, biases: m
     product = mx.quantized_matmul(
         wide, weight, scales, biases, transpose=True, group_size=form.group, bits=form.bits, mode=form.kind
     )
+    return product.astype(x.dtype)
+
+
+def gathered_product(
+    x: mx.array, weights: mx.array, scales: mx.array, biases: mx.array | None, places: mx.array, form: Form
+) -> mx.array:
+    """x [n, 1, in] times the transposes of the matrices at `places` of stacks [count, out, ...] -> [n, 1, out]."""
+    wide = x if on_gpu() else x.astype(mx.float32)
+    if biases is not None and scales.dtype != wide.dtype:
+        # Converting a whole stack would cost more than moving the few matrices that are asked for.
+        weights, scales, biases = (mx.take(stack, places, axis=0) for stack in (weights, scales, biases))
+        scales, biases = scales.astype(wide.dtype), biases.astype(wide.dtype)
+        places = mx.arange(places.shape[0])
+    product = mx.gather_qmm(
+        wide, weights, scales, biases, rhs_indices=places, transpose=True, group_size=form.group, bits=form.bits,
+        mode=form.kind,
+    )  # fmt: skip
     return product.astype(x.dtype)

@@ -7,33 +7,29 @@ error leaves, claimed slots without bytes are empty again, and the next request 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
 
 from ..meter import Meter
 from ..stats import ExpertStats
+from .layer_buffer import LayerBuffer
 from .layout import ExpertLayout
 from .memory import Pool
 from .policy import SlotTable
 from .reader import Reader, Ticket
+from .routed import Routed, routed
+from .shelf import Computes, Shelf
 
-__all__ = ["ExpertSource", "ExpertStore", "LayerBuffer", "gather_outputs"]
+__all__ = ["ExpertSource", "ExpertStore"]
 
 _POLL_S = 0.05
 """While waiting for the disk, how often a stop is looked for."""
-
-Math = Callable[[mx.array, Any, int, int], mx.array]
-
-
-class Computes(Protocol):
-    """Computes one expert from its bytes."""
-
-    def views(self, raw: mx.array) -> Mapping[str, mx.array]: ...
-
-    def __call__(self, x: mx.array, views: Any, layer: int, expert: int) -> mx.array: ...
+_MOST_UNREAD = 256
+"""Forwards whose choices are kept for counting before they are looked at."""
 
 
 class ExpertSource(Protocol):
@@ -49,64 +45,6 @@ class ExpertSource(Protocol):
         ...
 
 
-class _Places:
-    """The routed rows of one part, as products to be made and places for their results."""
-
-    def __init__(self, hidden: mx.array, ids: np.ndarray, *, together: bool) -> None:
-        self._shape = ids.shape
-        k = ids.shape[1]
-        flat = ids.reshape(-1)
-        self._back: np.ndarray | None = None
-        self._jobs: dict[int, list[tuple[int, mx.array]]] = {}
-        if together:
-            order = np.argsort(flat, kind="stable")
-            rows = mx.take(hidden, mx.array((order // k).astype(np.int32)), axis=0)
-            experts, starts = np.unique(flat[order], return_index=True)
-            stops = [*starts[1:].tolist(), len(flat)]
-            for i, (e, start, stop) in enumerate(zip(experts.tolist(), starts.tolist(), stops)):
-                self._jobs[e] = [(i, rows[start:stop])]
-            self._back = np.empty(len(flat), np.int32)
-            self._back[order] = np.arange(len(flat), dtype=np.int32)
-            self._pieces: list[mx.array | None] = [None] * len(experts)
-        else:
-            rows = [hidden[t : t + 1] for t in range(ids.shape[0])] if ids.shape[0] > 1 else [hidden]
-            for place, e in enumerate(flat.tolist()):
-                self._jobs.setdefault(e, []).append((place, rows[place // k]))
-            self._pieces = [None] * len(flat)
-
-    def compute(self, expert: int, product: Callable[[mx.array], mx.array]) -> list[mx.array]:
-        """Make every product with `expert`; returns the new pieces."""
-        made = []
-        for place, rows in self._jobs.get(expert, ()):
-            made.append(product(rows))
-            self._pieces[place] = made[-1]
-        return made
-
-    def outputs(self) -> mx.array:
-        """[t, k, H]; every expert of the part has been computed."""
-        pieces = [p for p in self._pieces if p is not None]
-        assert len(pieces) == len(self._pieces), "a routed expert was not computed"
-        flat = mx.concatenate(pieces, axis=0)
-        if self._back is not None:
-            flat = mx.take(flat, mx.array(self._back), axis=0)
-        return flat.reshape(*self._shape, -1)
-
-
-def gather_outputs(
-    hidden: Sequence[mx.array],
-    ids: Sequence[np.ndarray],
-    *,
-    together: bool,
-    each: Callable[[int], Callable[[mx.array], mx.array]],
-) -> list[mx.array]:
-    """Outputs of experts that are all at hand: `each(expert)` gives the product."""
-    places = [_Places(h, i, together=together) for h, i in zip(hidden, ids)]
-    for expert in np.unique(np.concatenate([i.reshape(-1) for i in ids])).tolist():
-        for part in places:
-            part.compute(expert, each(expert))
-    return [part.outputs() for part in places]
-
-
 class ExpertStore:
     """One pool of slots over (layer, expert)."""
 
@@ -115,9 +53,11 @@ class ExpertStore:
     ) -> None:
         self.layout = layout
         self.table = SlotTable(slots, layout.n_layers, layout.n_experts, policy)
-        self._reader, self._computes, self._meter = reader, computes, meter
+        self._reader, self._meter = reader, meter
         self._pool = Pool(slots, layout.slot_bytes)
-        self._views: dict[int, Any] = {}
+        self._shelf = Shelf(self._pool, self._pool.stride, slots, layout.parts, computes, layout.n_experts)
+        self._slot_map: list[tuple[int, mx.array]] | None = None
+        self._unread: list[Sequence[mx.array]] = []
         self._hits = self._misses = self._evictions = self._read_bytes = self._waves = self._handed_over = 0
         self._layer_reads = 0
         self._by_phase: dict[str, tuple[int, int]] = dict.fromkeys(("plain", "verify", "draft"), (0, 0))
@@ -129,9 +69,9 @@ class ExpertStore:
     def run(
         self, layer: int, hidden: Sequence[mx.array], ids: Sequence[np.ndarray], *, together: bool
     ) -> list[mx.array]:
-        places = [_Places(h, i, together=together) for h, i in zip(hidden, ids)]
-        rows = np.concatenate(ids)
-        union = np.unique(rows).tolist()
+        products = routed(hidden, ids, together=together)
+        rows = ids[0] if len(ids) == 1 else np.concatenate(ids)
+        union = sorted(set(rows.reshape(-1).tolist()))
         found = self.table.lookup(layer, union, rows)
         if self.on_lookup is not None:
             self.on_lookup(layer, union)
@@ -142,62 +82,63 @@ class ExpertStore:
             if i:
                 self._waves += 1
                 self._meter.check()
-            made = self._wave(layer, wave, places)
+            made = self._wave(layer, wave, products)
             if i + 1 < len(waves):
                 # The next wave may take these slots: whoever reads them has to be done.
                 mx.eval(made)
-        return [part.outputs() for part in places]
+        return products.outputs()
 
-    def _wave(self, layer: int, wave: list[int], places: list[_Places]) -> list[mx.array]:
+    def _wave(self, layer: int, wave: list[int], products: Routed) -> list[mx.array]:
         """Compute the experts of one wave, resident ones while the others are read."""
         resident = [(e, s) for e in wave if (s := self.table.slot(layer, e)) is not None]
-        absent = [e for e in wave if self.table.slot(layer, e) is None]
-        claims = self.table.claim_all(layer, absent, wave) if absent else []
+        absent = [e for e in wave if self.table.slot(layer, e) is None] if len(resident) < len(wave) else []
+        with self._reading(layer, absent, wave) as tickets:
+            made = products.compute(self._shelf, layer, resident)
+            while tickets:
+                if made:
+                    mx.async_eval(made)
+                here = self._arrived(tickets)
+                made += products.compute(self._shelf, layer, here)
+        return made
+
+    @contextmanager
+    def _reading(
+        self, layer: int, absent: Sequence[int], protected: Sequence[int]
+    ) -> Iterator[dict[tuple[int, int], Ticket]]:
+        """Slots for `absent` experts and their reads, by (expert, slot); whoever has arrived is taken out.
+
+        On any error inside nobody reads any more, and who had not arrived has no slot.
+        """
+        claims = self.table.claim_all(layer, absent, protected) if absent else []
         self._evictions += sum(c.evicted is not None for c in claims)
-        tickets: list[Ticket] = []
-        done = 0
+        tickets: dict[tuple[int, int], Ticket] = {}
+        asked = n_bytes = 0
         try:
             for c in claims:
-                tickets.append(self._reader.submit(self.layout.ranges(layer, c.expert), self._pool.memory(c.slot)))
-            made = [piece for e, slot in resident for piece in self._compute(layer, e, slot, places)]
-            if tickets and made:
-                mx.async_eval(made)
-            for claim, ticket in zip(claims, tickets):
-                self._arrive(ticket)
-                done += 1
-                made += self._compute(layer, claim.expert, claim.slot, places)
+                ticket = self._reader.submit(self.layout.ranges(layer, c.expert), self._pool.memory(c.slot))
+                tickets[c.expert, c.slot] = ticket
+                asked, n_bytes = asked + 1, n_bytes + ticket.n_bytes
+            yield tickets
         except BaseException:
-            for ticket in tickets:
+            for ticket in tickets.values():
                 ticket.cancel()
-            for claim in claims[done:]:
-                self.table.release(layer, claim.expert)
+            for expert in (*(e for e, _ in tickets), *(c.expert for c in claims[asked:])):
+                self.table.release(layer, expert)
             mx.synchronize()
             raise
-        self._count(len(claims), sum(t.n_bytes for t in tickets))
-        return made
+        self._count(len(claims), n_bytes)
 
-    def _arrive(self, ticket: Ticket) -> None:
-        """Wait for one expert; the exposed part of the wait is what counts."""
-        if ticket.done():
-            ticket.wait()
-            return
-        with self._meter.wait("ssd_wait"):
-            while not ticket.wait(_POLL_S):
-                self._meter.check()
-
-    def _compute(self, layer: int, expert: int, slot: int, places: list[_Places]) -> list[mx.array]:
-        views = self._slot_views(slot)
-        made = []
-        for part in places:
-            made += part.compute(expert, lambda x: self._computes(x, views, layer, expert))
-        return made
-
-    def _slot_views(self, slot: int) -> Any:
-        views = self._views.get(slot)
-        if views is None:
-            views = self._views[slot] = self._computes.views(self._pool.array(slot))
-            mx.eval(list(views.values()))
-        return views
+    def _arrived(self, tickets: dict[tuple[int, int], Ticket]) -> list[tuple[int, int]]:
+        """Wait for the first read and take out all that are done by then. Raises what a read raised."""
+        first = next(iter(tickets.values()))
+        if not first.done():
+            with self._meter.wait("ssd_wait"):
+                while not first.wait(_POLL_S):
+                    self._meter.check()
+        here = [key for key, ticket in tickets.items() if ticket.done() and ticket.wait()]
+        for key in here:
+            del tickets[key]
+        return here
 
     def _count(self, misses: int, n_bytes: int) -> None:
         self._read_bytes += n_bytes
@@ -205,6 +146,65 @@ class ExpertStore:
         if phase in self._by_phase:
             m, b = self._by_phase[phase]
             self._by_phase[phase] = (m + misses, b + n_bytes)
+
+    # ---- everything resident
+
+    def fill(self, progress: Callable[[int, int], None] = lambda *_: None) -> None:
+        """Read every expert that is not here, where all of them have slots; elsewhere do nothing.
+
+        `progress` hears (experts here, experts in all). Raises StorageError; what has arrived stays.
+        """
+        table = self.table
+        if table.crowded or table.complete:
+            return
+        for layer in range(table.layers):
+            absent = [e for e in range(table.experts) if table.slot(layer, e) is None]
+            with self._reading(layer, absent, ()) as tickets:
+                while tickets:
+                    self._arrived(tickets)
+            progress(len(table), table.layers * table.experts)
+
+    def whole(self) -> bool:
+        """Whether `run_unread` can be used: all experts are here, and nobody listens to lookups."""
+        if self.on_lookup is not None or not self.table.complete:
+            return False
+        if self._slot_map is None:
+            self._slot_map = self._mapped()
+        return bool(self._slot_map)
+
+    def _mapped(self) -> list[tuple[int, mx.array]]:
+        """A layer's block of slots and, int32 [E], its experts' places in that block; empty if a layer has several."""
+        block, experts = self._shelf.block, self.table.experts
+        slots = np.array([s for *_, s in sorted(self.table.residents())], np.int32).reshape(-1, experts)
+        if (slots // block != slots[:, :1] // block).any():
+            return []
+        return [(int(row[0]) // block, mx.array(row % block)) for row in slots]
+
+    def run_unread(self, layer: int, hidden: Sequence[mx.array], ids: Sequence[mx.array]) -> list[mx.array]:
+        """`run` of rows apart for the router's own choices, int32 [t_i, k], which need not be known; `whole` holds."""
+        assert self._slot_map is not None
+        block, slots = self._slot_map[layer]
+        outputs = []
+        for h, i in zip(hidden, ids):
+            t, k = i.shape
+            experts = i.reshape(-1)
+            x = mx.broadcast_to(h[:, None, None], (t, k, 1, h.shape[1])).reshape(t * k, 1, -1)
+            y = self._shelf.apart_unread(x, layer, experts, mx.take(slots, experts), block)
+            outputs.append(y.reshape(t, k, -1))
+        if len(ids) == 1 and ids[0].shape[0] == 1:
+            # A row's experts are distinct.
+            self._hits += ids[0].shape[1]
+        else:
+            self._unread.append(list(ids))
+            if len(self._unread) > _MOST_UNREAD:
+                self._count_unread()
+        return outputs
+
+    def _count_unread(self) -> None:
+        """Look at the choices that were made meanwhile: each distinct expert of a forward was a hit."""
+        for ids in self._unread:
+            self._hits += len(np.unique(np.concatenate([np.array(i).reshape(-1) for i in ids])))
+        self._unread.clear()
 
     def hand_over(self, layer: int, buffer: LayerBuffer, most: int) -> None:
         """Fill up to `most` slots with the experts of `layer` that deserve one, from a buffer that holds the layer."""
@@ -222,6 +222,7 @@ class ExpertStore:
         """Empty every slot, as after opening."""
         mx.synchronize()
         self.table.clear()
+        self._slot_map = None
 
     @property
     def misses(self) -> int:
@@ -233,6 +234,7 @@ class ExpertStore:
         return self._pool.nbytes
 
     def stats(self) -> ExpertStats:
+        self._count_unread()
         (pm, pb), (vm, vb), (dm, db) = (self._by_phase[p] for p in ("plain", "verify", "draft"))
         resident = len(self.table)
         return ExpertStats(
@@ -242,69 +244,3 @@ class ExpertStore:
             slots=self.table.slots, resident=resident, resident_bytes=resident * self.layout.slot_bytes,
             budget_bytes=self.table.slots * self.layout.slot_bytes, total=self.table.layers * self.table.experts,
         )  # fmt: skip
-
-
-class LayerBuffer:
-    """All experts of one layer at once, for prefill: read in large pieces, each expert once."""
-
-    def __init__(
-        self, layout: ExpertLayout, reader: Reader, computes: Computes, meter: Meter, pool: Pool | None = None
-    ) -> None:
-        """`pool` lends the memory of another buffer of at least this size; the two are never used at once."""
-        self._layout, self._reader, self._computes, self._meter = layout, reader, computes, meter
-        self.pool = pool or Pool(1, layout.slot_bytes * layout.n_experts)
-        self._ticket: Ticket | None = None
-        self._views: dict[int, Any] = {}
-        self.layer = -1
-        """The layer that was loaded last; -1 when none was."""
-
-    def load(self, layer: int) -> int:
-        """Start reading a layer; whatever computed from the buffer has been evaluated. Returns the bytes to be read."""
-        self.layer = layer
-        self._ticket = self._reader.submit(self._layout.layer_ranges(layer), self.pool.memory(0))
-        return self._ticket.n_bytes
-
-    def wait(self) -> None:
-        """Until the layer is there. Raises StorageError, or Cancelled when the request was stopped."""
-        assert self._ticket is not None
-        if self._ticket.done():
-            self._ticket.wait()
-            return
-        with self._meter.wait("ssd_wait"):
-            while not self._ticket.wait(_POLL_S):
-                self._meter.check()
-
-    def drop(self) -> None:
-        """Stop reading: after this nobody writes into the buffer."""
-        if self._ticket is not None:
-            self._ticket.cancel()
-        self.layer = -1
-
-    def memory(self, expert: int) -> memoryview:
-        """The bytes of one expert, as a slot holds them."""
-        first = expert * self._layout.slot_bytes
-        return self.pool.memory(0)[first : first + self._layout.slot_bytes]
-
-    def run(
-        self, layer: int, hidden: Sequence[mx.array], ids: Sequence[np.ndarray], *, together: bool
-    ) -> list[mx.array]:
-        assert layer == self.layer
-
-        def each(expert: int) -> Callable[[mx.array], mx.array]:
-            views = self._expert_views(expert)
-            return lambda x: self._computes(x, views, layer, expert)
-
-        return gather_outputs(hidden, ids, together=together, each=each)
-
-    def _expert_views(self, expert: int) -> Any:
-        views = self._views.get(expert)
-        if views is None:
-            size = self._layout.slot_bytes
-            raw = self.pool.array(0, expert * size, size)
-            views = self._views[expert] = self._computes.views(raw)
-            mx.eval(list(views.values()))
-        return views
-
-    @property
-    def nbytes(self) -> int:
-        return self.pool.nbytes

@@ -8,21 +8,25 @@ counts an axis in 31 bits: the buffer has rows of a page, and nothing flattens m
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import mlx.core as mx
 
-__all__ = ["Pool"]
+__all__ = ["FLAT_BYTES", "PAGE", "Pool", "shape_numbers"]
 
 PAGE = 4096
+FLAT_BYTES = (1 << 31) - 2 * PAGE
+"""The longest range of a pool that one array can stand for."""
 
 
 class Pool:
-    """`count` pieces of `piece_bytes`, each beginning on a page; a piece is seen as memory and as a uint8 array."""
+    """`count` pieces of `piece_bytes`, each beginning on a page; a piece is seen as memory, ranges of pieces as arrays."""
 
     def __init__(self, count: int, piece_bytes: int) -> None:
         self.count, self.piece_bytes = count, piece_bytes
-        self._stride = -(-piece_bytes // PAGE) * PAGE
-        self._array = mx.zeros((count * self._stride // PAGE + 1, PAGE), dtype=mx.uint8)
+        self.stride = -(-piece_bytes // PAGE) * PAGE
+        """Bytes from one piece to the next."""
+        self._array = mx.zeros((count * self.stride // PAGE + 1, PAGE), dtype=mx.uint8)
         mx.eval(self._array)
         self._memory = memoryview(self._array).cast("B")  # pyright: ignore[reportArgumentType]
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -35,19 +39,34 @@ class Pool:
 
     def memory(self, piece: int) -> memoryview:
         """The piece as writable bytes, page-aligned."""
-        first = self._start + piece * self._stride
+        first = self._start + piece * self.stride
         return self._memory[first : first + self.piece_bytes]
 
-    def array(self, piece: int, first: int = 0, size: int | None = None) -> mx.array:
-        """`size` bytes of the piece from byte `first` on (all of it), as uint8 [size], sharing memory.
+    def arrays(self, first: int, step: int, count: int, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
+        """The arrays of `shape` at bytes first, first + step, … of the pieces, as [count, *shape] sharing memory.
 
-        Made on the engine's thread. `size` is below 2 GiB.
+        Made on the engine's thread. `first` and `step` are multiples of the dtype's size; step * count is at most
+        FLAT_BYTES.
         """
-        size = self.piece_bytes - first if size is None else size
-        row, column = divmod(self._start + piece * self._stride + first, PAGE)
-        rows = self._array[row : row + -(-(column + size) // PAGE)]
-        return rows.reshape(-1)[column : column + size]
+        row, column = divmod(self._start + first, PAGE)
+        n = shape_numbers(shape)
+        length = (count - 1) * step + n * dtype.size
+        rows = self._array[row : row + -(-(column + length) // PAGE)]
+        flat = rows.reshape(-1)[column : column + length].view(dtype)
+        strides = [step // dtype.size]
+        for axis in shape:
+            n //= axis
+            strides.append(n)
+        return mx.as_strided(flat, (count, *shape), strides)
 
     @property
     def nbytes(self) -> int:
         return self._array.nbytes
+
+
+def shape_numbers(shape: Sequence[int]) -> int:
+    """How many numbers an array of this shape holds."""
+    n = 1
+    for axis in shape:
+        n *= axis
+    return n

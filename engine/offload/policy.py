@@ -78,14 +78,19 @@ class SlotTable:
         self._slot_of: dict[Key, int] = {}
         self._free = list(range(slots - 1, -1, -1))
         self._pins: dict[Key, int] = {}
-        # With room for everybody nobody ever leaves, and who is asked for need not be remembered.
-        self._crowded = slots < layers * experts
+        self.crowded = slots < layers * experts
+        """Whether somebody has to leave when everybody has come."""
 
     # ---- looking
 
     def __len__(self) -> int:
         """Slots that hold an expert."""
         return len(self._slot_of)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every expert of every layer is resident."""
+        return len(self._slot_of) == self.layers * self.experts
 
     def slot(self, layer: int, expert: int) -> int | None:
         """The slot of a resident expert, or None. Tells the policy nothing."""
@@ -110,7 +115,8 @@ class SlotTable:
                 misses.append(e)
             else:
                 hits.append((e, slot))
-        if not self._crowded:
+        if not self.crowded:
+            # Nobody ever leaves: who is asked for need not be remembered.
             return Lookup(hits, misses)
         if rows is not None and len(rows) >= PROMPT_ROWS:
             self.policy.prime(layer, rows)

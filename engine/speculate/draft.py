@@ -16,9 +16,11 @@ import mlx.core as mx
 import numpy as np
 
 from ..cache.base import LayerCache
+from ..forward import TOGETHER_ROWS
 from ..meter import Meter
 from ..models.contract import DraftModel, as_ids
-from ..offload.experts import ExpertSource, ExpertStore, LayerBuffer
+from ..offload.experts import ExpertSource, ExpertStore
+from ..offload.layer_buffer import LayerBuffer
 from ..sampling import Sampler
 
 __all__ = ["Draft", "Drafter"]
@@ -211,6 +213,10 @@ class Drafter:
         self._meter.check()
         layer = self._model.layer
         x, asked = layer.mix(self._model.join(wide, as_ids(tokens)), self.cache, None)
+        if source in (None, self._store) and asked.ids.size < TOGETHER_ROWS and self.on_routes is None:
+            self._store.fill()
+            if self._store.whole():
+                return layer.merge(x, asked, self._store.run_unread(0, [asked.hidden], [asked.ids])[0])
         with self._meter.wait("router_sync"):
             mx.eval(asked.ids)
         self._store.syncs += 1
@@ -249,7 +255,7 @@ class Drafter:
         weights = sampler.filter(logits, extra)
         picked = sampler.pick(weights, position)
         sure = mx.exp(logits[mx.maximum(picked, 0)] - mx.logsumexp(logits))
-        mx.eval(picked, sure)
+        mx.eval(picked, sure, self.cache.arrays())
         return Draft(sampler.checked(int(picked)), float(sure), weights)
 
     def end_round(self) -> None:

@@ -15,11 +15,14 @@ from qwen_chat_mlx.engine.checkpoint.quant import Stored
 from qwen_chat_mlx.engine.errors import Cancelled, StorageError
 from qwen_chat_mlx.engine.layers.expert import ExpertMath
 from qwen_chat_mlx.engine.meter import Meter
-from qwen_chat_mlx.engine.offload.experts import ExpertStore, LayerBuffer, _Places
+from qwen_chat_mlx.engine.offload import shelf as shelves
+from qwen_chat_mlx.engine.offload.experts import ExpertStore
 from qwen_chat_mlx.engine.offload.files import os_pread
+from qwen_chat_mlx.engine.offload.layer_buffer import LayerBuffer
 from qwen_chat_mlx.engine.offload.layout import ExpertLayout, Part
 from qwen_chat_mlx.engine.offload.memory import PAGE, Pool
 from qwen_chat_mlx.engine.offload.reader import Reader
+from qwen_chat_mlx.engine.offload.routed import routed
 
 LAYERS, EXPERTS, HIDDEN, WIDTH = 2, 6, 16, 8
 
@@ -157,22 +160,24 @@ def test_fp8_experts_equal_their_numpy_dequantisation_with_cut_blocks(
         return FP8[codes[role]].astype(np.float64) * full
 
     math = ExpertMath(layout, mx.float32, [scales])
-    raw = np.concatenate([codes[r].reshape(-1) for r in ("gate", "up", "down")])
-    views = math.views(mx.array(np.pad(raw, (0, layout.slot_bytes - len(raw)))))
+    stacks = {role: mx.array(np.stack([c, 255 - c])) for role, c in codes.items()}
     x = rng.standard_normal((3, narrow)).astype(np.float32)
     for expert in (0, 1):
         gate, up = x @ dense("gate", expert).T, x @ dense("up", expert).T
         expected = (gate / (1 + np.exp(-gate)) * up) @ dense("down", expert).T
-        got = np.array(math(mx.array(x), views, 0, expert))
+        got = np.array(math.together(mx.array(x), {role: stack[0] for role, stack in stacks.items()}, 0, expert))
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+        apart = math.apart(mx.array(x)[:, None], stacks, mx.array([0] * 3), 0, mx.array([expert] * 3))
+        np.testing.assert_array_equal(np.array(apart)[:, 0], got)
 
 
 def test_bfloat16_experts_are_computed_in_the_models_dtype(shelf: Any) -> None:
     s = shelf(1)
     math = ExpertMath(s.layout, mx.bfloat16, [])
-    raw = np.frombuffer(s.gate_up[0, 0].tobytes() + s.down[0, 0].tobytes(), np.uint8)
-    out = math(mx.ones((2, HIDDEN), dtype=mx.bfloat16), math.views(mx.array(raw)), 0, 0)
-    assert out.dtype == mx.bfloat16
+    stacks = {"gate_up": mx.array(s.gate_up[0]), "down": mx.array(s.down[0])}
+    x = mx.ones((2, HIDDEN), dtype=mx.bfloat16)
+    assert math.together(x, {role: stack[0] for role, stack in stacks.items()}, 0, 0).dtype == mx.bfloat16
+    assert math.apart(x[:, None], stacks, mx.array([1, 3]), 0, mx.array([1, 3])).dtype == mx.bfloat16
 
 
 # ---- residency, waves, order of arrival
@@ -231,18 +236,18 @@ def test_resident_experts_are_computed_while_the_others_are_read(shelf: Any, mon
     s = shelf(EXPERTS)
     x, _ = rows(1, 1)
     run(s, 0, x, np.array([[2]], np.int32))
-    computed, compute = threading.Event(), s.store._compute
+    computed, compute = threading.Event(), s.store._shelf.apart
 
-    def seen(layer: int, expert: int, *rest: Any) -> Any:
-        if expert == 2:
+    def seen(x: Any, layer: int, experts: Any, places: Any) -> Any:
+        if 2 in experts:
             computed.set()
-        return compute(layer, expert, *rest)
+        return compute(x, layer, experts, places)
 
     def held(offset: int) -> None:
         assert computed.wait(10)
 
     s.before = held
-    monkeypatch.setattr(s.store, "_compute", seen)
+    monkeypatch.setattr(s.store._shelf, "apart", seen)
     got = run(s, 0, x, np.array([[4, 2]], np.int32))
     np.testing.assert_allclose(got, s.product(0, x, np.array([[4, 2]])), atol=1e-5)
 
@@ -366,25 +371,148 @@ def test_a_dropped_buffer_is_not_written_to_any_more(shelf: Any) -> None:
     assert s.reader.stats().in_flight == 0
 
 
-def test_an_expert_that_was_not_computed_is_noticed() -> None:
-    places = _Places(mx.ones((1, HIDDEN)), np.array([[1, 2]], np.int32), together=False)
-    places.compute(1, lambda x: x)
+@pytest.mark.parametrize("together", [False, True])
+def test_an_expert_that_was_not_computed_is_noticed(shelf: Any, together: bool) -> None:
+    s = shelf(EXPERTS)
+    run(s, 0, *rows(1, 1))
+    places = routed([mx.ones((1, HIDDEN))], [np.array([[1, 2]], np.int32)], together=together)
+    places.compute(s.store._shelf, 0, [(1, 0)])
     with pytest.raises(AssertionError, match="not computed"):
         places.outputs()
+
+
+# ---- everything resident
+
+
+def unread(shelf: Shelf, layer: int, parts: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    made = shelf.store.run_unread(layer, [mx.array(x) for x, _ in parts], [mx.array(ids) for _, ids in parts])
+    return [np.array(one) for one in made]
+
+
+@pytest.mark.parametrize(("t", "k"), [(1, 1), (1, 6), (5, 3), (15, 4)])
+def test_choices_that_nobody_reads_give_the_bits_of_those_that_are_read(shelf: Any, t: int, k: int) -> None:
+    s = shelf(LAYERS * EXPERTS)
+    x, ids = rows(t, k)
+    assert not s.store.whole()
+    first = run(s, 1, x, ids)
+    s.store.fill()
+    assert s.store.whole()
+    np.testing.assert_array_equal(unread(s, 1, [(x, ids)])[0], first)
+    parts = [(x[i : i + 1], ids[i : i + 1]) for i in range(t)]
+    np.testing.assert_array_equal(np.concatenate(unread(s, 1, parts)), first)
+
+
+def test_lookups_that_nobody_read_are_counted_like_the_others(shelf: Any) -> None:
+    s = shelf(LAYERS * EXPERTS)
+    s.store.fill()
+    assert s.store.whole()
+    x, ids = rows(7, 3)
+    run(s, 0, x, ids)
+    asked = s.store.stats().hits
+    unread(s, 0, [(x, ids)])
+    unread(s, 0, [(x[:1], ids[:1])])
+    unread(s, 0, [(x[i : i + 1], ids[i : i + 1]) for i in range(7)])
+    stats = s.store.stats()
+    assert (stats.hits, stats.misses) == (3 * asked + 3, 0)
+    for _ in range(300):
+        unread(s, 0, [(x, ids)])
+    assert s.store.stats().hits == 303 * asked + 3
+
+
+def test_filling_reads_each_absent_expert_once_and_only_where_all_have_slots(shelf: Any) -> None:
+    s = shelf(LAYERS * EXPERTS)
+    run(s, 1, *rows(1, 2))
+    told: list[tuple[int, int]] = []
+    for _ in range(2):
+        s.store.fill(lambda done, total: told.append((done, total)))
+    assert told == [(8, 12), (12, 12)]
+    assert s.reader.stats().read_bytes == LAYERS * EXPERTS * s.layout.expert_bytes
+    s.consistent()
+    crowded = shelf(LAYERS * EXPERTS - 1)
+    crowded.store.fill()
+    assert len(crowded.store.table) == 0
+    assert not crowded.store.whole()
+
+
+def test_a_read_that_fails_while_filling_is_told_and_the_next_filling_goes_on(shelf: Any) -> None:
+    s = shelf(LAYERS * EXPERTS)
+
+    def broken(offset: int) -> None:
+        if offset == s.place(1, 2):
+            raise OSError(5, "Input/output error")
+
+    s.before = broken
+    with pytest.raises(StorageError):
+        s.store.fill()
+    assert not s.store.whole()
+    s.consistent()
+    s.before = lambda offset: None
+    s.store.fill()
+    assert s.store.whole()
+    s.consistent()
+
+
+def test_who_listens_to_lookups_hears_them(shelf: Any) -> None:
+    s = shelf(LAYERS * EXPERTS)
+    s.store.fill()
+    s.store.on_lookup = lambda layer, experts: None
+    assert not s.store.whole()
+
+
+def test_products_are_made_a_few_at_a_time_where_their_matrices_are_large(shelf: Any) -> None:
+    s = shelf(LAYERS * EXPERTS)
+    s.store.fill()
+    x, ids = rows(7, 3)
+    expected = run(s, 0, x, ids)
+    assert s.store.whole()
+    for most in (1, 2, 20, 21):
+        s.math.most_apart = most
+        np.testing.assert_array_equal(run(s, 0, x, ids), expected)
+        np.testing.assert_array_equal(unread(s, 0, [(x, ids)])[0], expected)
+
+
+@pytest.mark.parametrize("slots", [4, 12])
+def test_a_pool_too_long_for_one_array_is_several_blocks(
+    shelf: Any, monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    x, ids = rows(9, 3)
+    expected = run(shelf(LAYERS * EXPERTS), 1, x, ids)
+    for places, block in ((1, 1), (5, 5), (7, 6)):
+        monkeypatch.setattr(shelves, "FLAT_BYTES", places * PAGE)
+        s = shelf(slots)
+        assert s.store._shelf.block == min(block, slots)
+        for together in (False, True):
+            np.testing.assert_array_equal(run(s, 1, x, ids, together), expected)
+        s.store.fill()
+        assert s.store.whole() == (slots == 12 and block == 6)
+        if s.store.whole():
+            np.testing.assert_array_equal(unread(s, 1, [(x, ids)])[0], expected)
+
+
+# ---- memory
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (3, 4096), (5, 6000)])
 def test_pieces_of_a_pool_begin_on_pages_and_are_one_memory_with_their_arrays(count: int, size: int) -> None:
     pool = Pool(count, size)
+    arrays = pool.arrays(0, pool.stride, count, mx.uint8, (size,))
+    mx.eval(arrays)
     for i in range(count):
         memory = pool.memory(i)
         assert np.frombuffer(memory, np.uint8).ctypes.data % PAGE == 0
-        array = pool.array(i)
-        mx.eval(array)
         memory[:] = bytes([i + 1]) * size
-        assert array.tolist() == [i + 1] * size
+        assert arrays[i].tolist() == [i + 1] * size
     assert [bytes(pool.memory(i)) for i in range(count)] == [bytes([i + 1]) * size for i in range(count)]
     assert pool.nbytes == Pool.bytes_for(count, size)
+
+
+def test_arrays_of_a_pool_have_their_type_and_shape() -> None:
+    pool = Pool(3, 40)
+    for i in range(3):
+        pool.memory(i)[8:32] = np.arange(6, dtype=np.float32).tobytes()
+    arrays = pool.arrays(8, pool.stride, 3, mx.float32, (2, 3))
+    assert arrays.tolist() == [[[0, 1, 2], [3, 4, 5]]] * 3
+    assert pool.arrays(pool.stride + 28, 4, 1, mx.float32, (1,)).tolist() == [[5]]
 
 
 @pytest.mark.slow
@@ -392,8 +520,8 @@ def test_a_piece_and_a_pool_may_be_larger_than_two_gibibytes() -> None:
     beyond = 2**31 + 5
     pool = Pool(1, beyond + 4096)
     pool.memory(0)[beyond : beyond + 3] = b"abc"
-    array = pool.array(0, beyond, 3)
+    array = pool.arrays(beyond, 3, 1, mx.uint8, (3,))
     mx.eval(array)
-    assert bytes(array.tolist()) == b"abc"
+    assert bytes(array[0].tolist()) == b"abc"
     pool.memory(0)[beyond : beyond + 1] = b"x"
-    assert bytes(array.tolist()) == b"xbc"
+    assert bytes(array[0].tolist()) == b"xbc"

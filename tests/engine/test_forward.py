@@ -195,3 +195,43 @@ def test_progress_only_grows_and_ends_at_all_tokens(
     assert all(a <= b for a, b in pairwise(told))
     assert told[-1] == 70
     assert len(told) == (5 if threshold == NEVER else 20)
+
+
+# ---- nobody reads the routers
+
+
+def test_with_every_expert_resident_no_router_is_read_back_in_decode(
+    layout: Any, open_session: Callable[..., Any], continued: Any
+) -> None:
+    one_a_layer = open_session(layout, expert_cache="50 %", mtp="fixed", max_draft=2, verify="strict")
+    none = open_session(layout, expert_cache="100 %", mtp="fixed", max_draft=2, verify="strict")
+    texts, read = [], []
+    for session in (one_a_layer, none):
+        session.prompt(layout.prompt)
+        before = session.stats()
+        text = continued(session, layout.prompt, 20)
+        after = session.stats()
+        texts.append(text)
+        # The prompt is gone through again from a mark: its chunk has more rows than are left unread.
+        read.append(
+            (after.experts.syncs - before.experts.syncs, after.draft_experts.syncs - before.draft_experts.syncs)
+        )
+        assert after.drafts.rounds > 0
+    assert texts[0] == texts[1] == layout.greedy[:20]
+    assert read[1][0] <= 4 < read[0][0]
+    assert read[1][1] <= 1
+    stats = none.stats().experts
+    assert (stats.misses, stats.resident) == (0, 32)
+
+
+def test_hits_are_the_same_whether_routers_are_read_or_not(layout: Any, open_session: Callable[..., Any]) -> None:
+    session = open_session(layout, expert_cache="100 %")
+    hits = []
+    for listener in (None, lambda layer, ids: None):
+        session.forward.on_routes = listener
+        session.prompt(layout.prompt)
+        before = session.stats().experts.hits
+        for token in (5, 6, 7):
+            mx.eval(session.step(token))
+        hits.append(session.stats().experts.hits - before)
+    assert hits[0] == hits[1] > 0

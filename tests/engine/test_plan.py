@@ -35,7 +35,8 @@ def needs(**changes: Any) -> Needs:
     state = 36 * (4 * 48 * 128 * 128 + 3 * 10240 * 2) + 9 * 10240 * 2
     real = Needs(
         item_bytes=2, resident_bytes=RESIDENT, largest_bytes=248320 * 2560 * 2, kv_bytes_a_token=kv, state_bytes=state,
-        wide_bytes=4 * 2560 * 2, logits_bytes=248320 * 4, score_bytes=24 * 4, expert_matrix_bytes=4 * EXPERT_BYTES, max_context=262144,
+        wide_bytes=4 * 2560 * 2, logits_bytes=248320 * 4, score_bytes=24 * 4, expert_matrix_bytes=4 * EXPERT_BYTES, read_buffer_bytes=MIB,
+        max_context=262144,
         experts=PoolNeeds(48 * 512, 512, EXPERT_BYTES, 10), draft=PoolNeeds(512, 512, EXPERT_BYTES, 10),
     )  # fmt: skip
     return replace(real, **changes)
@@ -78,6 +79,9 @@ def test_every_term_is_what_it_says() -> None:
     assert p.term("keys and values") == int(n.kv_bytes_a_token * 32768 * 1.25)
     assert p.term("states") == n.state_bytes * (2 + MARKS) + 4 * n.wide_bytes
     assert p.term("prompt window") == 32768 * n.wide_bytes
+    assert p.term("read buffers") == 16 * MIB
+    assert plan(direct_io="off").term("read buffers") == 0
+    assert plan(read_workers=3).term("read buffers") == 3 * MIB
     assert p.term("draft expert slots") == 1 * GIB // EXPERT_BYTES * EXPERT_BYTES
     assert p.term("expert slots") == 8 * GIB // EXPERT_BYTES * EXPERT_BYTES
     assert p.term("layer buffers") == p.layer_buffers * 512 * EXPERT_BYTES
@@ -144,6 +148,12 @@ def test_layer_buffers_shrink_before_the_expert_slots_do() -> None:
     assert buffers == sorted(buffers)
     assert buffers[0] < 2
     assert buffers[-1] == 2
+
+
+def test_with_every_expert_in_a_slot_no_memory_is_kept_for_reading_layers() -> None:
+    for asked in ("auto", "100 %"):
+        p = plan("256 GiB", context=2048, expert_cache=asked)
+        assert (p.slots, p.layer_buffers) == (24576, 0)
 
 
 def test_an_automatic_context_stays_below_the_models_and_a_given_one_too() -> None:

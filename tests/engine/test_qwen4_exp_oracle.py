@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,7 +64,7 @@ def test_no_setting_changes_what_the_model_says(
     agree(session, layout)
     stats = session.stats()
     assert stats.experts.resident <= stats.experts.slots
-    assert (stats.experts.layer_reads > 0) == (threshold == ALWAYS)
+    assert (stats.experts.layer_reads > 0) == (threshold == ALWAYS and cache != "100 %")
     assert stats.experts.slots == {EXACTLY_TOP_K: 2, "25 %": 8, "100 %": 32}[cache]
     assert (stats.experts.waves > 0) == (cache == EXACTLY_TOP_K and threshold == NEVER)
 
@@ -102,32 +98,6 @@ def test_no_combination_of_settings_changes_what_the_model_says(
         direct_io=direct,
     )  # fmt: skip
     agree(session, layout)
-
-
-@pytest.fixture(scope="module", params=list(itertools.product(("small", "medium"), ("bf16", "fp8"))), ids="-".join)
-def unseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A larger checkpoint made for this run.
-
-    QWEN4_EXP_ORACLE is a script that takes `OUT --preset P --format F --seed N` and writes a checkpoint with its
-    reference.npz (run by QWEN4_EXP_ORACLE_PYTHON, else this Python), or a folder that holds such checkpoints as P-F-*.
-    """
-    source = os.environ.get("QWEN4_EXP_ORACLE")
-    if not source:
-        pytest.skip("QWEN4_EXP_ORACLE names no script and no folder of checkpoints")
-    preset, form = request.param
-    if Path(source).is_dir():
-        found = sorted(p.parent for p in Path(source).glob(f"{preset}-{form}-*/reference.npz"))
-        if not found:
-            pytest.skip(f"{source} has no checkpoint {preset}-{form}-*")
-        return type(request.getfixturevalue("tiny")).read(found[-1])
-    out = tmp_path_factory.mktemp("oracle") / f"{preset}-{form}"
-    python, seed = (
-        os.environ.get("QWEN4_EXP_ORACLE_PYTHON", sys.executable),
-        os.environ.get("QWEN4_EXP_ORACLE_SEED", "7"),
-    )
-    command = [python, source, str(out), "--preset", preset, "--format", form, "--seed", seed]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return type(request.getfixturevalue("tiny")).read(out)
 
 
 @pytest.mark.slow
