@@ -73,7 +73,7 @@ class PlainChat:
     ) -> None:  # fmt: skip
         self.conversation = conversation
         self._loaded, self._store, self._talk, self._temporary = loaded, store, talk, temporary
-        self._system, self._think = loaded.ui.system, loaded.ui.think
+        self._system, self._think, self._drafting = loaded.ui.system, loaded.ui.think, loaded.engine.mtp
         self._changes: dict[str, Any] = {}
         self._model: ev.ModelReady | None = None
         self._asked = 0
@@ -186,7 +186,9 @@ class PlainChat:
         if continue_last:
             before = self.conversation.turns[-1].token_ids
         else:
-            settings = {"think": "auto" if self._think is None else self._think, **self._changes}
+            settings = {"chat.system": self._system, "chat.think": self._think, "mtp.mode": self._drafting}
+            settings |= {f"sampling.{k}": v for k, v in self._changes.items()}
+            settings = {k: v for k, v in settings.items() if v not in (None, "")}
             model = self._model.name if self._model else ""
             self._saved(lambda: self.conversation.add_turn("assistant", model=model, settings=settings))
         shown = _Reply(self)
@@ -251,7 +253,15 @@ class PlainChat:
         self._commands[word](rest)
 
     def _opened(self) -> None:
+        """Say what is gone on with; its prompts are made as they were, unless the command line says otherwise."""
         c = self.conversation
+        ui, origins = self._loaded.ui, self._loaded.origins
+        before = next((t.settings for t in reversed(c.turns) if t.settings), None)
+        self._system, self._think = ui.system, ui.think
+        if before is not None and not origins["chat.system"].startswith("--"):
+            self._system = str(before.get("chat.system", ""))
+        if before is not None and not origins["chat.think"].startswith("--"):
+            self._think = {True: True, False: False}.get(before.get("chat.think"))
         if c.turns:
             self._say(f"Going on with {one_line(c.title)} ({numbers.plural(len(c.turns), 'message')}).")
         for note in c.notes:
@@ -261,6 +271,7 @@ class PlainChat:
 
     def _new(self, _: str) -> None:
         self._switch(self._store.new(temporary=self._temporary))
+        self._opened()
         self._say("A new conversation.")
 
     def _switch(self, to: Conversation) -> None:
@@ -302,7 +313,8 @@ class PlainChat:
 
     def _mtp(self, rest: str) -> None:
         s = next(s for s in settings_of(EngineConfig) if s.field == "mtp")
-        self._talk.engine.set_mtp(check(s, rest))
+        self._drafting = check(s, rest)
+        self._talk.engine.set_mtp(self._drafting)
         self._say(f"Drafting is {rest}.")
 
     def _set_think(self, rest: str) -> None:

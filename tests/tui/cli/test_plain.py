@@ -1,5 +1,6 @@
 """The chat line by line, on pipes and on a dumb terminal."""
 
+import io
 import json
 import signal
 import subprocess
@@ -7,9 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from qwen_chat_mlx.engine.session import Session
+from qwen_chat_mlx.tui.cli import main
 from qwen_chat_mlx.tui.conversations import Store
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fake_command.py"))]
+TINY = Path(__file__).parents[2] / "engine" / "fixtures" / "fp8-1"
 REPLIES = {"load_s": 0.1, "replies": [{"text": "First answer.", "thinking": "hm"}, {"text": "Second\nanswer."}]}
 
 
@@ -54,6 +60,39 @@ def test_a_prompt_on_the_command_line_is_sent_and_a_conversation_is_resumed(home
     assert talk(home, argv=["--resume", entry.id[:8]])[0] == 0
     code, out, _ = talk(home, argv=["--resume", "nonsense"])
     assert (code, out.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--temperature", "0"], [["Hello.", "/continue", "Bob"], ["What is it?", "/regen"], ["Eve", "And now?"]]),
+        (["--seed", "5", "--think"], [["Hello."], ["Bob", "/continue"], ["What is it?"]]),
+        (
+            ["--temperature", "0"],
+            [["/system Be brief.", "/think off", "Hello."], ["Bob"], ["/think on", "Eve"], ["Sue"]],
+        ),
+    ],
+)
+def test_a_resumed_conversation_gives_the_model_the_ids_that_it_would_have_had(argv, parts, home, monkeypatch):
+    asked, prompt = [], Session.prompt
+
+    def noted(session, ids, *given, **more):
+        asked.append([int(i) for i in ids])
+        return prompt(session, ids, *given, **more)
+
+    def talked(lines, *more):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("".join(f"{x}\n" for x in lines).encode())))
+        small = ["--set", "model.memory_limit=4 GiB", "--max-tokens", "8"]
+        assert main(["--plain", "--model", str(TINY), *small, *argv, *more]) == 0
+
+    monkeypatch.setattr(Session, "prompt", noted)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    talked([line for part in parts for line in part])
+    at_once, asked = asked, []
+    monkeypatch.setenv("QWEN_CHAT_HOME", str(home / "another"))
+    for i, part in enumerate(parts):
+        talked(part, *(["--continue"] if i else []))
+    assert asked == at_once
 
 
 def test_there_is_nothing_to_continue_at_first(home):
