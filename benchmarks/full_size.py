@@ -26,6 +26,7 @@ import numpy as np
 from checkpoint_files import PUBLISHED, TRUNK, Place, Sizes, expert_stems, write_files
 from measuring import (
     Target,
+    arguments,
     bf16_bits,
     console,
     memory_status,
@@ -36,7 +37,7 @@ from measuring import (
     send_result,
     size,
     verdict,
-)  # fmt: skip
+)
 from rich.table import Table
 
 MULTIPLIERS = (23703573157769, 20109073645365, 8052911324071)
@@ -352,18 +353,12 @@ def judge(form: str, s: Sizes, a: argparse.Namespace, found: dict[str, Any]) -> 
 
 
 def main() -> int:
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("folder", type=Path, nargs="?", help="where to write (default: a temporary folder)")
+    ap = arguments(__doc__, shards=131)
     ap.add_argument("--format", choices=("fp8", "bf16", "both"), default="both")
     ap.add_argument("--expert-cache", default="512 MiB", help="budget of the expert slots")
     ap.add_argument("--prompt-tokens", type=int, default=8, help="tokens of each of the two prompts (2 to 32)")
     ap.add_argument("--tokens", type=int, default=2, help="tokens generated after each prompt")
     ap.add_argument("--distinct", type=int, default=100, help="experts that every layer must have routed to")
-    ap.add_argument("--shards", type=int, default=131)
-    ap.add_argument("--seed", type=int, default=0)
-    ap.add_argument("--tiny", action="store_true", help="a small model instead, to test this script")
-    ap.add_argument("--keep", action="store_true", help="leave the files where they are")
-    ap.add_argument("--child", help=argparse.SUPPRESS)
     a = ap.parse_args()
     if a.child:
         child(json.loads(a.child))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -18,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 __all__ = [
-    "Target", "bf16_bits", "console", "memory_status", "need_space", "plan_table", "run_child", "scratch_folder",
-    "send_result", "size", "verdict",
+    "Target", "arguments", "bf16_bits", "console", "memory_status", "need_space", "plan_table", "run_child",
+    "scratch_folder", "send_result", "size", "verdict",
 ]  # fmt: skip
 
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
@@ -72,6 +73,18 @@ def run_child(script: str, task: dict[str, Any]) -> dict[str, Any]:
 def send_result(task: dict[str, Any], found: dict[str, Any]) -> None:
     """The child's answer to `run_child`."""
     Path(task["result"]).write_text(json.dumps(found), "utf-8")
+
+
+def arguments(doc: str | None, *, shards: int) -> argparse.ArgumentParser:
+    """The arguments of every benchmark that writes checkpoints; `shards` is how many files one has by default."""
+    ap = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("folder", type=Path, nargs="?", help="where to write (default: a temporary folder)")
+    ap.add_argument("--shards", type=int, default=shards, help="files of a checkpoint")
+    ap.add_argument("--seed", type=int, default=0)
+    ap.add_argument("--tiny", action="store_true", help="a small model instead, to test this script")
+    ap.add_argument("--keep", action="store_true", help="leave what was written where it is")
+    ap.add_argument("--child", help=argparse.SUPPRESS)
+    return ap
 
 
 def scratch_folder(asked: Path | None) -> tuple[Path, bool]:

@@ -30,6 +30,7 @@ import numpy as np
 from checkpoint_files import Sizes, tensors_of
 from measuring import (
     Target,
+    arguments,
     console,
     memory_status,
     need_space,
@@ -39,7 +40,7 @@ from measuring import (
     send_result,
     size,
     verdict,
-)  # fmt: skip
+)
 from rich.table import Table
 from synthetic_checkpoint import SIZES, TINY, write_checkpoint
 
@@ -320,8 +321,7 @@ def show_memory(found: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("folder", type=Path, nargs="?", help="where to write (default: a temporary folder)")
+    ap = arguments(__doc__, shards=9)
     ap.add_argument("--expert-cache", type=int, default=512, metavar="MIB", help="budget of the slots in MiB")
     ap.add_argument("--tokens", type=int, default=64, help="tokens to generate for the peak of memory")
     ap.add_argument("--prompts", type=int, nargs="+", default=[8, 64], help="lengths of the timed prompts")
@@ -329,11 +329,6 @@ def main() -> int:
     ap.add_argument("--step", type=int, default=256, help="prefill_step")
     ap.add_argument("--repeats", type=int, default=3)
     ap.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    ap.add_argument("--shards", type=int, default=9)
-    ap.add_argument("--seed", type=int, default=0)
-    ap.add_argument("--tiny", action="store_true", help="a small model instead, to test this script")
-    ap.add_argument("--keep", action="store_true", help="leave the checkpoint where it is")
-    ap.add_argument("--child", help=argparse.SUPPRESS)
     a = ap.parse_args()
     if a.child:
         task = json.loads(a.child)
