@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from .screens.pages import MetricsPage
 from .state import ChatState
 from .terminal.clipboard import copy
 from .terminal.instances import Instances, warning
+from .text.layout import warm_up
 from .text.sanitise import clean, one_line
 from .themes import FALLBACK, choose, textual_theme
 
@@ -245,6 +247,7 @@ class QwenChatApp(App[int]):
 
     def _ended(self, event: Event) -> None:
         if isinstance(event, ModelReady):
+            threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
             self.log_lines += [one_line(note) for note in event.notes]
             path = self.engine_config.model
             recent = self.recall("recent_models")
