@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,14 +15,24 @@ NEVER, ALWAYS = 1 << 30, 1
 EXACTLY_TOP_K = "exactly top-k"
 
 
-def settings(session_of: Callable[..., Any], model: Any, **changes: Any) -> Any:
+class Knobs(NamedTuple):
+    """The settings that must not change what the model says."""
+
+    expert_cache: str | int
+    prefill_step: int
+    layer_major_threshold: int
+    policy: str
+    direct_io: str
+
+
+def turned(session_of: Callable[..., Any], model: Any, knobs: Knobs) -> Any:
     """A session; expert_cache EXACTLY_TOP_K becomes the bytes of one token's experts."""
-    if changes.get("expert_cache") == EXACTLY_TOP_K:
+    if knobs.expert_cache == EXACTLY_TOP_K:
         probe = session_of(model)
         pool = probe.loaded.survey.needs.experts
         probe.close()
-        changes["expert_cache"] = pool.top_k * pool.slot_bytes
-    return session_of(model, **changes)
+        knobs = knobs._replace(expert_cache=pool.top_k * pool.slot_bytes)
+    return session_of(model, **knobs._asdict())
 
 
 def agree(session: Any, oracle: Any, tokens: int = 4) -> None:
@@ -45,28 +55,24 @@ def test_every_checkpoint_agrees_with_the_reference(oracle: Any, open_session: C
 
 
 @pytest.mark.parametrize(
-    ("cache", "step", "threshold", "policy", "direct"),
+    "knobs",
     [
-        (EXACTLY_TOP_K, 64, NEVER, "decay", "off"),
-        (EXACTLY_TOP_K, 64, ALWAYS, "lru", "on"),
-        ("25 %", 7, NEVER, "lfu", "on"),
-        ("25 %", 64, ALWAYS, "lru", "off"),
-        ("100 %", 7, ALWAYS, "decay", "on"),
+        Knobs(EXACTLY_TOP_K, 64, NEVER, "decay", "off"),
+        Knobs(EXACTLY_TOP_K, 64, ALWAYS, "lru", "on"),
+        Knobs("25 %", 7, NEVER, "lfu", "on"),
+        Knobs("25 %", 64, ALWAYS, "lru", "off"),
+        Knobs("100 %", 7, ALWAYS, "decay", "on"),
     ],
+    ids=str,
 )
-def test_no_setting_changes_what_the_model_says(
-    layout: Any, open_session: Callable[..., Any], cache: str, step: int, threshold: int, policy: str, direct: str
-) -> None:
-    session = settings(
-        open_session, layout, expert_cache=cache, prefill_step=step, layer_major_threshold=threshold, policy=policy,
-        direct_io=direct,
-    )  # fmt: skip
+def test_no_setting_changes_what_the_model_says(layout: Any, open_session: Callable[..., Any], knobs: Knobs) -> None:
+    session = turned(open_session, layout, knobs)
     agree(session, layout)
     stats = session.stats()
     assert stats.experts.resident <= stats.experts.slots
-    assert (stats.experts.layer_reads > 0) == (threshold == ALWAYS and cache != "100 %")
-    assert stats.experts.slots == {EXACTLY_TOP_K: 2, "25 %": 8, "100 %": 32}[cache]
-    assert (stats.experts.waves > 0) == (cache == EXACTLY_TOP_K and threshold == NEVER)
+    assert (stats.experts.layer_reads > 0) == (knobs.layer_major_threshold == ALWAYS and knobs.expert_cache != "100 %")
+    assert stats.experts.slots == {EXACTLY_TOP_K: 2, "25 %": 8, "100 %": 32}[knobs.expert_cache]
+    assert (stats.experts.waves > 0) == (knobs.expert_cache == EXACTLY_TOP_K and knobs.layer_major_threshold == NEVER)
 
 
 def test_a_prompt_fed_token_by_token_agrees_with_the_reference(layout: Any, open_session: Callable[..., Any]) -> None:
@@ -89,34 +95,29 @@ REST = itertools.cycle(itertools.product(("decay", "lru", "lfu"), ("off", "on"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cache", "step", "threshold", "policy", "direct"), [(*g, *r) for g, r in zip(GRID, REST)])
+@pytest.mark.parametrize("knobs", [Knobs(*g, *r) for g, r in zip(GRID, REST)], ids=str)
 def test_no_combination_of_settings_changes_what_the_model_says(
-    layout: Any, open_session: Callable[..., Any], cache: str, step: int, threshold: int, policy: str, direct: str
+    layout: Any, open_session: Callable[..., Any], knobs: Knobs
 ) -> None:
-    session = settings(
-        open_session, layout, expert_cache=cache, prefill_step=step, layer_major_threshold=threshold, policy=policy,
-        direct_io=direct,
-    )  # fmt: skip
+    session = turned(open_session, layout, knobs)
     agree(session, layout)
 
 
 @pytest.mark.slow
 @pytest.mark.oracle
 @pytest.mark.parametrize(
-    ("cache", "step", "threshold", "policy", "direct"),
+    "knobs",
     [
-        ("100 %", 64, NEVER, "decay", "off"),
-        (EXACTLY_TOP_K, 64, ALWAYS, "lru", "on"),
-        (EXACTLY_TOP_K, 7, NEVER, "lfu", "off"),
-        ("25 %", 7, ALWAYS, "decay", "on"),
-        ("25 %", 1, NEVER, "lru", "off"),
+        Knobs("100 %", 64, NEVER, "decay", "off"),
+        Knobs(EXACTLY_TOP_K, 64, ALWAYS, "lru", "on"),
+        Knobs(EXACTLY_TOP_K, 7, NEVER, "lfu", "off"),
+        Knobs("25 %", 7, ALWAYS, "decay", "on"),
+        Knobs("25 %", 1, NEVER, "lru", "off"),
     ],
+    ids=str,
 )
 def test_checkpoints_of_other_sizes_and_seeds_agree_with_the_reference(
-    unseen: Any, open_session: Callable[..., Any], cache: str, step: int, threshold: int, policy: str, direct: str
+    unseen: Any, open_session: Callable[..., Any], knobs: Knobs
 ) -> None:
-    session = settings(
-        open_session, unseen, expert_cache=cache, prefill_step=step, layer_major_threshold=threshold, policy=policy,
-        direct_io=direct,
-    )  # fmt: skip
+    session = turned(open_session, unseen, knobs)
     agree(session, unseen, tokens=12)
