@@ -63,9 +63,9 @@ class Watch:
         mx.eval([a for pair in seen for a in pair if a is not None])
         tokens, before = list(session.tokens[-16:]), self._before
         before_it = store.stats()
-        begun = _now()
+        begun = clock()
         told_s = self._keep(kept, ids, wide)
-        own_s = _now() - begun
+        own_s = clock() - begun
         after_it = store.stats()
         self.evaluations += after_it.hits + after_it.misses - before_it.hits - before_it.misses
         self.bytes += after_it.read_bytes - before_it.read_bytes
@@ -90,10 +90,10 @@ class Watch:
         for layer, cache, state in zip(self.session.model.layers, own, before):
             if all_layers or not layer._sparse:
                 cache.restore(state)
-        start = _now()
+        start = clock()
         work(own)
         mx.eval([a for c in own for a in c.arrays()])
-        took = _now() - start
+        took = clock() - start
         for cache, state in zip(own, now):
             cache.restore(state)
         return took
@@ -113,7 +113,7 @@ class Watch:
             mx.eval(self.session.forward.token_major(caches, [*before, *ids[:i]][-16:], [token]))
 
 
-def _now() -> float:
+def clock() -> float:
     """CPU seconds of all threads where the CPU computes, as other programs take none of those; else wall seconds."""
     return time.perf_counter() if mx.default_device() == mx.Device(mx.gpu) else time.process_time()
 

@@ -6,6 +6,7 @@ cache equal to one that never saw the others. Outside a span every append is fin
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -50,7 +51,7 @@ class LayerCache(Protocol):
         ...
 
 
-def arrays_of(caches: list[LayerCache]) -> list[mx.array]:
+def arrays_of(caches: Iterable[LayerCache]) -> list[mx.array]:
     """The arrays of all caches, for one evaluation."""
     return [a for c in caches for a in c.arrays()]
 

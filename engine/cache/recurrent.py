@@ -1,17 +1,25 @@
 """States that cannot be trimmed: the rows a causal convolution looks back on, and the matrix of the gated delta rule.
 
 Inside a span the state before it is kept, and per row what the one-token update needs. A partial commit starts from the
-kept state and applies that update to the kept rows: no weight, no router, no expert, no disk.
+kept state and applies that update to the kept rows: no weight, no router, no expert, no disk. `commit_all` does so for
+many layers at once, because a layer's update is a dozen tiny operations whose fixed cost is most of what they cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-__all__ = ["DeltaCache", "DeltaRows", "History"]
+from .base import CacheGroup, LayerCache
+
+__all__ = ["DeltaCache", "DeltaRows", "History", "commit_all"]
+
+_TOGETHER_BYTES = 32 << 20
+"""States that are updated in one call take at most this much: they are copied into one array for it."""
 
 
 class History:
@@ -35,7 +43,7 @@ class History:
         self._rows = mx.contiguous(joined[x.shape[0] :])
         self._position += x.shape[0]
         if self._before is not None:
-            self._seen.append(x)
+            self._seen.append(joined)
         return joined
 
     def open_span(self) -> None:
@@ -47,9 +55,7 @@ class History:
         before, seen = self._before, self._seen
         self._before, self._seen = None, []
         if keep < self.position - self._span_position:
-            joined = mx.concatenate([before, *seen], axis=0)
-            self._rows = mx.contiguous(joined[keep : keep + before.shape[0]])
-            self._position = self._span_position + keep
+            self._rows, self._position = _rows_after(before, seen, keep), self._span_position + keep
 
     def save(self) -> tuple[int, mx.array]:
         return self.position, self._rows
@@ -68,6 +74,18 @@ class History:
         return [self._rows]
 
 
+def _rows_after(before: mx.array, seen: Iterable[mx.array], keep: int) -> mx.array:
+    """The history after `keep` rows; `seen` holds what each `extend` of the span returned."""
+    size = before.shape[0]
+    for joined in seen:
+        rows = joined.shape[0] - size
+        if 0 < keep <= rows:
+            # A view: a span has few rows, so it keeps little more alive than itself.
+            return joined[keep : keep + size]
+        keep -= rows
+    return before
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaRows:
     """What the one-token update of the delta rule needs of T rows, all float32."""
@@ -80,10 +98,13 @@ class DeltaRows:
     """[T, heads], at most 0."""
     beta: mx.array
     """[T, heads]."""
+    decay: mx.array
+    """[T, heads], exp(log_decay): captured, as an exponential's bits may depend on the shape it is computed in."""
 
 
 Advance = Callable[[mx.array, DeltaRows], mx.array]
-"""(state, rows) -> state after the rows, one token at a time."""
+"""(states [layers, ...], rows [layers, T, ...]) -> states after the rows, one token at a time; every layer's bits are
+those of the layer alone."""
 
 
 class DeltaCache:
@@ -110,19 +131,18 @@ class DeltaCache:
         self._before, self._seen = self.state, []
 
     def commit(self, keep: int) -> None:
+        commit_all([self], keep)
+
+    def end_span(self, keep: int) -> list[DeltaRows]:
+        """Commit but for the update: rows that the state, now the one before the span, still has to see."""
         assert self._before is not None, "no open span"
         before, seen = self._before, self._seen
         self._before, self._seen = None, []
         self.history.commit(keep)
-        if keep < sum(r.keys.shape[0] for r in seen):
-            state = before
-            for rows in seen:
-                n = min(keep, rows.keys.shape[0])
-                if n == 0:
-                    break
-                kept = DeltaRows(rows.keys[:n], rows.values[:n], rows.log_decay[:n], rows.beta[:n])
-                state, keep = self._advance(state, kept), keep - n
-            self.state = state
+        if keep >= sum(r.keys.shape[0] for r in seen):
+            return []
+        self.state = before
+        return seen if keep else []
 
     def save(self) -> tuple[tuple[int, mx.array], mx.array]:
         return self.history.save(), self.state
@@ -140,3 +160,42 @@ class DeltaCache:
 
     def arrays(self) -> list[mx.array]:
         return [self.state, *self.history.arrays()]
+
+
+def commit_all(caches: Iterable[LayerCache], keep: int) -> None:
+    """End the spans of all `caches`, which saw the same rows, keeping the first `keep` rows of each."""
+    behind: dict[object, list[tuple[DeltaCache, list[DeltaRows]]]] = defaultdict(list)
+    for cache in caches:
+        for part in cache.parts.values() if isinstance(cache, CacheGroup) else (cache,):
+            if not isinstance(part, DeltaCache):
+                part.commit(keep)
+            elif rows := part.end_span(keep):
+                behind[(part._advance, *part.state.shape, *(r.keys.shape for r in rows))].append((part, rows))
+    for alike in behind.values():
+        size = max(1, _TOGETHER_BYTES // alike[0][0].state.nbytes)
+        for first in range(0, len(alike), size):
+            _catch_up(alike[first : first + size], keep)
+
+
+def _catch_up(layers: Sequence[tuple[DeltaCache, Sequence[DeltaRows]]], keep: int) -> None:
+    """Take the states of layers with equal shapes through the first `keep` of their rows."""
+    states = _stacked([cache.state for cache, _ in layers])
+    for pieces in zip(*(rows for _, rows in layers)):
+        if keep <= 0:
+            break
+        states = layers[0][0]._advance(states, _rows_of_layers(pieces, keep))
+        keep -= pieces[0].keys.shape[0]
+    apart = mx.split(states.reshape(-1, *states.shape[2:]), len(layers))
+    for (cache, _), state in zip(layers, apart):
+        cache.state = state
+
+
+def _rows_of_layers(pieces: Sequence[DeltaRows], most: int) -> DeltaRows:
+    """The first `most` rows of each layer as one [layers, T, ...]."""
+    fields = ([getattr(p, f.name) for p in pieces] for f in dataclasses.fields(DeltaRows))
+    return DeltaRows(*(_stacked(f)[:, :most] for f in fields))
+
+
+def _stacked(arrays: Sequence[mx.array]) -> mx.array:
+    """Arrays of one shape as [len(arrays), ...]: two operations, where mx.stack takes one more for each array."""
+    return mx.concatenate(list(arrays), axis=0).reshape(len(arrays), *arrays[0].shape)

@@ -31,29 +31,34 @@ def recurrent(q: mx.array, rows: DeltaRows, state: mx.array) -> tuple[mx.array, 
             q[None],
             rows.keys[None],
             rows.values[None],
-            mx.exp(rows.log_decay)[None],
+            rows.decay[None],
             rows.beta[None],
             state[None],
             None,
         )
         return out[0], after[0]
-    outputs, decay = [], mx.exp(rows.log_decay)
+    outputs = []
     for t in range(q.shape[0]):
-        state = _update(state, rows.keys[t], rows.values[t], decay[t], rows.beta[t])
+        state = _update(state, rows.keys[t], rows.values[t], rows.decay[t], rows.beta[t])
         outputs.append((state * q[t][:, None, :]).sum(axis=-1))
     return mx.stack(outputs), state
 
 
 def _update(state: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array) -> mx.array:
-    """One token: S <- S * decay; S <- S + (beta * (v - S k)) k^T."""
-    state = state * decay[:, None, None]
-    correction = (v - (state * k[:, None, :]).sum(axis=-1)) * beta[:, None]
-    return state + correction[:, :, None] * k[:, None, :]
+    """One token, for any number of leading axes: S <- S * decay; S <- S + (beta * (v - S k)) k^T."""
+    state = state * decay[..., None, None]
+    correction = (v - (state * k[..., None, :]).sum(axis=-1)) * beta[..., None]
+    return state + correction[..., None] * k[..., None, :]
 
 
-def advance(state: mx.array, rows: DeltaRows) -> mx.array:
-    """The state after `rows`, by the very operations of `recurrent`."""
-    return recurrent(rows.keys, rows, state)[1]
+def advance(states: mx.array, rows: DeltaRows) -> mx.array:
+    """states [layers, ...] after rows [layers, T, ...], by the very operations of `recurrent`."""
+    kernel = gated_delta_kernel()
+    if kernel is not None:
+        return kernel(rows.keys, rows.keys, rows.values, rows.decay, rows.beta, states, None)[1]
+    for t in range(rows.keys.shape[1]):
+        states = _update(states, rows.keys[:, t], rows.values[:, t], rows.decay[:, t], rows.beta[:, t])
+    return states
 
 
 def chunked(q: mx.array, rows: DeltaRows, state: mx.array, size: int = CHUNK) -> tuple[mx.array, mx.array]:
@@ -141,7 +146,7 @@ class GatedDelta:
         v = mixed[:, 2 * width :].reshape(t, -1, self._value_dim).astype(mx.float32)
         a = self._in_a(h).astype(mx.float32) + self._dt_bias
         log_decay = self._rate * mx.logaddexp(a, mx.zeros_like(a))
-        rows = DeltaRows(k, v, log_decay, mx.sigmoid(self._in_b(h).astype(mx.float32)))
+        rows = DeltaRows(k, v, log_decay, mx.sigmoid(self._in_b(h).astype(mx.float32)), mx.exp(log_decay))
         form = recurrent if t <= RECURRENT_ROWS or gated_delta_kernel() is not None else chunked
         out, state = form(q * self._key_dim**-0.5, rows, cache.state)
         cache.append(state, rows)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ..cache.base import LayerCache, arrays_of
+from ..cache.recurrent import commit_all
 from ..decode import Step
 from ..forward import Forward
 from ..meter import Meter
@@ -187,8 +188,7 @@ class Rounds:
         line = self._timeline
         start = time.perf_counter()
         with line.meter.phase("rewind"):
-            for cache in line.caches:
-                cache.commit(kept)
+            commit_all(line.caches, kept)
             self.drafter.end_round()
             rows = mx.contiguous(wide[:kept])
             if not kept:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..cache.base import LayerCache
+from ..cache.base import LayerCache, arrays_of
 from ..forward import Forward
 from ..models.contract import Model
 from ..sampling import Sampler
@@ -33,15 +33,19 @@ def verify(
     forward: Forward, model: Model, caches: Sequence[LayerCache], before: Sequence[int], ids: Sequence[int],
     *, strict: bool,
 ) -> tuple[mx.array, list[mx.array]]:  # fmt: skip
-    """ids (anchor, drafts) behind the caches -> (residual [T, W], logits [V] of every row), not evaluated.
+    """ids (anchor, drafts) behind the caches -> (residual [T, W], logits [V] of every row), being computed.
 
     The caller has opened a span on every cache.
     """
     wide = forward.token_major(caches, before, ids, apart=strict, together=not strict)
     if strict and len(ids) not in forward.exact_rows:
-        return wide, [model.head(wide[i : i + 1])[0] for i in range(len(ids))]
-    logits = model.head(wide)
-    return wide, [logits[i] for i in range(len(ids))]
+        logits = [model.head(wide[i : i + 1])[0] for i in range(len(ids))]
+    else:
+        together = model.head(wide)
+        logits = [together[i] for i in range(len(ids))]
+    # Index keys that no row has looked at yet are this pass's work: left pending, they would be done in the rewind.
+    mx.async_eval(logits, arrays_of(caches))
+    return wide, logits
 
 
 def accept(

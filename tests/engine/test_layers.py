@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -67,11 +68,13 @@ def delta_inputs(t: int, decay: float, seed: int = 0) -> tuple[mx.array, DeltaRo
     heads, key, value = 3, 16, 8
     k = rows_of(rng, t, heads, key)
     k /= np.linalg.norm(k, axis=-1, keepdims=True) + 1e-6
+    log_decay = mx.array((-decay * rng.random((t, heads))).astype(np.float32))
     rows = DeltaRows(
         mx.array(k),
         mx.array(rows_of(rng, t, heads, value)),
-        mx.array((-decay * rng.random((t, heads))).astype(np.float32)),
+        log_decay,
         mx.array(rng.random((t, heads)).astype(np.float32)),
+        mx.exp(log_decay),
     )
     return mx.array(rows_of(rng, t, heads, key) / 4), rows, mx.array(rows_of(rng, heads, value, key))
 
@@ -101,9 +104,13 @@ def test_both_forms_of_the_delta_rule_equal_the_recurrence(t: int, decay: float)
         assert far(new, after) <= WITHIN, form.__name__
 
 
-def test_advancing_a_state_is_the_recurrence_itself() -> None:
-    q, rows, state = delta_inputs(5, 0.3)
-    np.testing.assert_array_equal(np.array(advance(state, rows)), np.array(recurrent(q, rows, state)[1]))
+def test_advancing_the_states_of_several_layers_has_the_bits_of_each_layers_recurrence() -> None:
+    layers = [delta_inputs(5, 0.3, seed) for seed in range(3)]
+    rows = [rows for _, rows, _ in layers]
+    together = DeltaRows(*(mx.stack([getattr(r, f.name) for r in rows]) for f in dataclasses.fields(DeltaRows)))
+    after = advance(mx.stack([state for *_, state in layers]), together)
+    for got, layer in zip(after, layers, strict=True):
+        np.testing.assert_array_equal(np.array(got), np.array(recurrent(*layer)[1]))
 
 
 DELTA = {"key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 8, "kernel": 4, "eps": 1e-6}
