@@ -177,6 +177,8 @@ class Session:
         with self._all_or_nothing():
             wide = self.forward.token_major(self.caches, self.tokens[-16:], [token])
             logits = self.model.head(wide)[0]
+            # Index keys that no row has looked at yet would pile up unevaluated, with all that they are made of.
+            mx.async_eval(logits, arrays_of(self.caches))
         self.took([token], wide)
         return logits
 
