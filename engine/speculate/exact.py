@@ -7,12 +7,13 @@ products of an expert are run both ways at load, with the shapes and dtypes of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from ..models.contract import ExpertInput, Layer, Model
+from ..cache.base import LayerCache
+from ..models.contract import Layer, Model
 
 __all__ = ["exact_rows"]
 
@@ -28,14 +29,15 @@ def exact_rows(
 
     `expert_shapes` are (out, in) of an expert's matrices, `table_width` the width of table rows.
     """
-    layers = _one_of_each_kind(model.layers)
-    return frozenset(
-        n
-        for n in counts
-        if all(_layer_is_exact(layer, n, wide, table_width, dtype) for layer in layers)
-        and all(_product_is_exact(n, out, width, dtype) for out, width in expert_shapes)
-        and _head_is_exact(model, n, wide, dtype)
-    )
+    left = sorted(counts)
+    rows = left[-1] if left else 0
+    for layer in _one_of_each_kind(model.layers):
+        x, table = (_random((_WARM_ROWS + rows, width), dtype, seed) for seed, width in enumerate((wide, table_width)))
+        left = _exact_in_layer(layer, x, table, left)
+    for out, width in expert_shapes:
+        weight = _random((out, width), dtype, 2).T
+        left = _exact(lambda x, w=weight: x @ w, _random((rows, width), dtype, 3), left)
+    return frozenset(_exact(model.head, _random((rows, wide), dtype, 4), left))
 
 
 def _one_of_each_kind(layers: Sequence[Layer]) -> list[Layer]:
@@ -50,37 +52,45 @@ def _random(shape: Sequence[int], dtype: mx.Dtype, seed: int) -> mx.array:
     return mx.random.normal(tuple(shape), key=mx.random.key(seed)).astype(dtype)
 
 
-def _layer_is_exact(layer: Layer, n: int, wide: int, table_width: int, dtype: mx.Dtype) -> bool:
-    x = _random((_WARM_ROWS + n, wide), dtype, n)
-    rows = _random((_WARM_ROWS + n, table_width), dtype, 100 + n)
-    at_once, alone = layer.new_cache(), layer.new_cache()
+def _exact(compute: Callable[[mx.array], mx.array], x: mx.array, counts: Sequence[int]) -> list[int]:
+    """The counts n, of rising ones, for which the first n rows of x give at once what each gives alone."""
+    alone: list[mx.array] = []
+    for i in range(counts[-1] if counts else 0):
+        alone.append(compute(x[i : i + 1]))
+        mx.eval(alone[-1])
+    return [n for n in counts if _equal(compute(x[:n]), alone[:n])]
+
+
+def _exact_in_layer(layer: Layer, x: mx.array, rows: mx.array, counts: Sequence[int]) -> list[int]:
+    """The same of a layer up to its experts: what it gives out, and what its cache holds behind the rows."""
+
+    def mix(cache: LayerCache, first: int, last: int) -> tuple[list[mx.array], list[mx.array]]:
+        """(rows given out, cache's arrays), evaluated."""
+        y, asked = layer.mix(x[first:last], cache, rows[first:last], apart=last - first > 1)
+        made = [y, asked.hidden, asked.ids, asked.weights, asked.shared, asked.inject]
+        mx.eval(made, cache.arrays())
+        return made, cache.arrays()
+
+    if not counts:
+        return []
+    single, together = layer.new_cache(), layer.new_cache()
     for i in range(_WARM_ROWS):
-        for cache in (at_once, alone):
-            layer.mix(x[i : i + 1], cache, rows[i : i + 1])
-    one = layer.mix(x[_WARM_ROWS:], at_once, rows[_WARM_ROWS:], apart=True)
-    many = [layer.mix(x[i : i + 1], alone, rows[i : i + 1]) for i in range(_WARM_ROWS, _WARM_ROWS + n)]
-    return (
-        _equal([one[0]], [m[0] for m in many])
-        and all(_equal([a], [_fields(m[1])[k] for m in many]) for k, a in enumerate(_fields(one[1])))
-        and all(_equal([a], [b]) for a, b in zip(at_once.arrays(), alone.arrays()))
-    )
+        mix(single, i, i + 1)
+        mix(together, i, i + 1)
+    warm = together.save()
+    alone = [mix(single, _WARM_ROWS + i, _WARM_ROWS + i + 1) for i in range(counts[-1])]
+    equal: list[int] = []
+    # Rising: what an earlier count left behind its rows in a growing buffer is written over by the next.
+    for n in counts:
+        together.restore(warm)
+        made, held = mix(together, _WARM_ROWS, _WARM_ROWS + n)
+        if all(_equal(a, [row[0][k] for row in alone[:n]]) for k, a in enumerate(made)) and all(
+            _equal(a, [b]) for a, b in zip(held, alone[n - 1][1])
+        ):
+            equal.append(n)
+    return equal
 
 
-def _fields(asked: ExpertInput) -> list[mx.array]:
-    return [asked.hidden, asked.ids, asked.weights, asked.shared, asked.inject]
-
-
-def _product_is_exact(n: int, out: int, width: int, dtype: mx.Dtype) -> bool:
-    x, w = _random((n, width), dtype, n), _random((out, width), dtype, 200 + n)
-    return _equal([x @ w.T], [x[i : i + 1] @ w.T for i in range(n)])
-
-
-def _head_is_exact(model: Model, n: int, wide: int, dtype: mx.Dtype) -> bool:
-    x = _random((n, wide), dtype, 300 + n)
-    return _equal([model.head(x)], [model.head(x[i : i + 1]) for i in range(n)])
-
-
-def _equal(a: Sequence[mx.array], b: Sequence[mx.array]) -> bool:
-    left, right = (mx.concatenate(list(arrays), axis=0) for arrays in (a, b))
-    same: Any = mx.array_equal(left, right).item()
+def _equal(together: mx.array, alone: Sequence[mx.array]) -> bool:
+    same: Any = mx.array_equal(together, mx.concatenate(list(alone), axis=0)).item()
     return bool(same)
