@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -63,6 +67,32 @@ def layout(request: pytest.FixtureRequest) -> Oracle:
 def tiny() -> Oracle:
     """The checkpoint for tests that need just one."""
     return Oracle.read(FIXTURES / "fp8-1")
+
+
+@pytest.fixture(scope="session", params=list(itertools.product(("small", "medium"), ("bf16", "fp8"))), ids="-".join)
+def unseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    """A larger checkpoint made for this run.
+
+    QWEN4_EXP_ORACLE is a script that takes `OUT --preset P --format F --seed N` and writes a checkpoint with its
+    reference.npz (run by QWEN4_EXP_ORACLE_PYTHON, else this Python), or a folder that holds such checkpoints as P-F-*.
+    """
+    source = os.environ.get("QWEN4_EXP_ORACLE")
+    if not source:
+        pytest.skip("QWEN4_EXP_ORACLE names no script and no folder of checkpoints")
+    preset, form = request.param
+    if Path(source).is_dir():
+        found = sorted(p.parent for p in Path(source).glob(f"{preset}-{form}-*/reference.npz"))
+        if not found:
+            pytest.skip(f"{source} has no checkpoint {preset}-{form}-*")
+        return Oracle.read(found[-1])
+    out = tmp_path_factory.mktemp("oracle") / f"{preset}-{form}"
+    python, seed = (
+        os.environ.get("QWEN4_EXP_ORACLE_PYTHON", sys.executable),
+        os.environ.get("QWEN4_EXP_ORACLE_SEED", "7"),
+    )
+    command = [python, source, str(out), "--preset", preset, "--format", form, "--seed", seed]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return Oracle.read(out)
 
 
 @pytest.fixture

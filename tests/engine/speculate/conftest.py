@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ class Script:
 
     def __init__(self, session: Any, truth: Sequence[int], right: Callable[[int], int]) -> None:
         self.rounds = 0
+        self.truth = truth
         drafter, choose = session._rounds.drafter, session._rounds.drafter.choose
         start = drafter.start
         self._made = 0
@@ -26,7 +27,7 @@ class Script:
             from qwen_chat_mlx.engine.speculate.draft import Draft
 
             made = choose(logits, sampler, extra, position)
-            token = truth[position] if position < len(truth) else made.token
+            token = self.truth[position] if position < len(self.truth) else made.token
             if self._made >= right(self.rounds - 1):
                 token = (token + 1) % len(made.weights)
             self._made += 1
@@ -39,6 +40,55 @@ class Script:
 def scripted() -> Callable[..., Script]:
     """`scripted(session, truth, right)`; `truth` are prompt and reply of a plain run."""
     return Script
+
+
+class Plain:
+    """A session that never drafts, and its replies, each made once."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self._made: dict[Any, list[int]] = {}
+
+    def reply(self, prompt: Sequence[int], count: int, sampling: Any = None) -> list[int]:
+        """The first `count` ids behind `prompt`, greedy unless a sampling is given."""
+        made = self._made.get((*prompt, sampling), [])
+        if len(made) < count:
+            steps = self.session.generate(prompt, count, sampling=sampling, ignore_eos=True)
+            made = self._made[(*prompt, sampling)] = [t for step in steps for t in step.tokens]
+        return made[:count]
+
+    def with_reply(self, prompt: Sequence[int], count: int, sampling: Any = None) -> list[int]:
+        """`prompt` and the first `count` ids behind it."""
+        return [*prompt, *self.reply(prompt, count, sampling)]
+
+
+@pytest.fixture(scope="package")
+def plain_of() -> Iterator[Callable[[Any], Plain]]:
+    """`plain_of(oracle)`: plain decoding of a checkpoint, opened once."""
+    from qwen_chat_mlx.engine.config import EngineConfig
+    from qwen_chat_mlx.engine.session import Session
+
+    made: dict[Any, Plain] = {}
+
+    def find(oracle: Any) -> Plain:
+        if oracle.path not in made:
+            made[oracle.path] = Plain(Session.open(EngineConfig(
+                model=str(oracle.path), memory_limit="4 GiB", direct_io="off", read_workers=3, mtp="off",
+            )))  # fmt: skip
+        return made[oracle.path]
+
+    yield find
+    for plain in made.values():
+        plain.session.close()
+
+
+@pytest.fixture(scope="package")
+def plain(tiny: Any, plain_of: Callable[[Any], Plain]) -> Plain:
+    """Plain decoding of the tiny checkpoint."""
+    found = plain_of(tiny)
+    # The longest reply that the tests ask for: it is made once.
+    found.reply(tiny.prompt, 80)
+    return found
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 from collections.abc import Iterator
@@ -81,6 +82,7 @@ def run(
     return made / spent, control
 
 
+@functools.cache
 def mean(kind: str, name: str, seeds: int = 6, **more: object) -> float:
     return statistics.mean(run(kind, MACHINES[name], seed=s, **more)[0] for s in range(seeds))  # type: ignore[arg-type]
 

@@ -19,9 +19,12 @@ def test_draft_logits_of_every_pair_are_the_references(
     oracle: Any, open_session: Callable[..., Any], step: int
 ) -> None:
     session = open_session(oracle, mtp="auto", prefill_step=step)
-    logits = session.score_draft(oracle.prompt)
-    assert logits.shape == oracle.reference["mtp_logits"].shape
-    assert np.abs(logits - oracle.reference["mtp_logits"]).max() <= WITHIN
+    # Pairs do not see later ones, so a short prompt's logits are the first of the long one's.
+    prompt = oracle.prompt[:24] if step == 1 else oracle.prompt
+    logits = session.score_draft(prompt)
+    reference = oracle.reference["mtp_logits"][: len(prompt) - 1]
+    assert logits.shape == reference.shape
+    assert np.abs(logits - reference).max() <= WITHIN
 
 
 @pytest.mark.parametrize("threshold", [1, 1 << 30])
@@ -60,12 +63,10 @@ def filled_in_one_pass(session: Any) -> Any:
 
 @pytest.mark.parametrize("right", [0, 1, 3])
 def test_after_each_refresh_the_draft_cache_is_the_one_of_a_plain_pass(
-    tiny: Any, open_session: Callable[..., Any], scripted: Callable[..., Any], right: int
+    tiny: Any, plain: Any, open_session: Callable[..., Any], scripted: Callable[..., Any], right: int
 ) -> None:
-    plain = open_session(tiny)
-    truth = [*tiny.prompt, *(t for s in plain.generate(tiny.prompt, 24, ignore_eos=True) for t in s.tokens)]
     session = open_session(tiny, mtp="fixed", max_draft=3)
-    scripted(session, truth, lambda _: right)
+    scripted(session, plain.with_reply(tiny.prompt, 24), lambda _: right)
     for _ in session.generate(tiny.prompt, 20, ignore_eos=True):
         pass
     session._rounds.drafter.fill(session.tokens)
@@ -100,8 +101,7 @@ def test_long_fills_read_the_whole_layer_once_when_the_slots_are_fewer(
 def test_a_checkpoint_without_a_draft_layer_works_and_says_why_it_does_not_draft(
     files: Any, folder: Any, tiny: Any, open_session: Callable[..., Any]
 ) -> None:
-    for name in [n for shard in folder.glob("*.safetensors") for n in _names(shard) if n.startswith("mtp.")]:
-        files.drop(name)
+    files.drop(*(n for shard in folder.glob("*.safetensors") for n in _names(shard) if n.startswith("mtp.")))
     session = _repacked(folder, open_session, mtp="auto")
     assert [t for s in session.generate(tiny.prompt, 6, ignore_eos=True) for t in s.tokens] == tiny.greedy[:6]
     now = session.mtp_now()

@@ -149,21 +149,27 @@ def test_a_failing_read_anywhere_leaves_a_state_from_which_the_turn_can_be_asked
         talk.session.close()
 
 
-def test_an_error_while_rewinding_leaves_the_state_before_the_round(talks: Any) -> None:
+@pytest.mark.parametrize("stage", ["rows", "states"])
+def test_an_error_while_rewinding_leaves_the_state_before_the_round(
+    talks: Any, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
     plain, drafting, told = talks
     cache, calls = drafting.session.caches[2], []
-    commit = cache.commit
+    owner, name = (cache.history, "commit") if stage == "rows" else (cache, "_advance")
+    work = getattr(owner, name)
 
-    def fail(keep: int) -> None:
-        calls.append(keep)
+    def fail(*args: Any) -> Any:
+        calls.append(1)
         if len(calls) == 2:
             raise MemoryError
-        commit(keep)
+        return work(*args)
 
-    cache.commit = fail
-    with pytest.raises(MemoryError):
-        drafting.turn(FIRST)
-    del cache.commit
+    with monkeypatch.context() as m:
+        for c in drafting.session.caches if stage == "states" else ():
+            m.setattr(getattr(c, "parts", {"mixer": c})["mixer"], name, fail, raising=False)
+        m.setattr(owner, name, fail)
+        with pytest.raises(MemoryError):
+            drafting.turn(FIRST)
     session = drafting.session
     assert {c.position for c in session.caches} == {session.position}
     assert ids(drafting.turn(FIRST)) == ids(told)
