@@ -105,7 +105,9 @@ def check(s: Setting, value: Any) -> Any:
     try:
         return s.parse(value)
     except ValueError as e:
-        raise ConfigError(f"{s.name} = {value!r} cannot be used: it takes {e}.", key=s.name) from None
+        written = repr(value)
+        written = written if len(written) <= 200 else f"{written[:99]}…{written[-99:]}"
+        raise ConfigError(f"{s.name} = {written} cannot be used: it takes {e}.", key=s.name) from None
 
 
 def one_of(*words: str) -> Callable[[Any], str]:
@@ -166,6 +168,16 @@ def boolean(value: Any) -> bool:
     return value
 
 
+def whole_or_auto(low: int, high: int) -> Callable[[Any], int | str]:
+    def parse(value: Any) -> int | str:
+        try:
+            return value if value == "auto" else whole(low, high)(value)
+        except ValueError as e:
+            raise ValueError(f"'auto' or {e}") from None
+
+    return parse
+
+
 def budget(value: Any) -> int | str:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError('a size such as "7.5 GiB", a share such as "12 %", or "auto"')
@@ -174,7 +186,7 @@ def budget(value: Any) -> int | str:
 
 
 def size_or_auto(value: Any) -> int | str:
-    if isinstance(budget(value), str) and "%" in str(value):
+    if parse_budget(budget(value)).n_bytes == 0 or "%" in str(value):
         raise ValueError('a size such as "20 GiB", or "auto"')
     return value
 
@@ -189,7 +201,7 @@ class EngineConfig:
         "model.",
     )  # fmt: skip
     context: int | str = setting(
-        "model", "context", "auto", lambda v: "auto" if v == "auto" else whole(64, 1 << 22)(v),
+        "model", "context", "auto", whole_or_auto(64, 1 << 22),
         'Tokens that a conversation may hold. "auto": as many as the model and the memory allow, at most 32,768.',
     )  # fmt: skip
     dtype: str = setting(

@@ -7,6 +7,7 @@ policy; a reader of traces needs nothing else.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -20,6 +21,7 @@ VERSION = 1
 PROMPT_ROWS_KEPT = 512
 """Of a prompt's routes only so many rows at the end are written."""
 _BUFFER_BYTES = 1 << 20
+_log = logging.getLogger("qwen_chat_mlx.engine")
 
 Kind = Literal["prompt", "plain", "verify", "draft"]
 Pool = Literal["trunk", "draft"]
@@ -137,6 +139,8 @@ class TraceWriter:
 
     def _failed(self, error: OSError) -> None:
         self.error = f"The trace {self.path} ends early: {error.strerror or error}."
+        # Without a handler, Python prints warnings on stderr; the full screen keeps that for its log.
+        _log.warning("%s", self.error)
 
 
 def read_trace(path: str | Path) -> Trace:

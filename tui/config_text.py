@@ -47,7 +47,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
     except FileNotFoundError:
         raise ConfigError(f"There is no file {path}.", "`qwen-chat config --init` writes a config file.") from None
     except OSError as e:
-        raise ConfigError(f"{path} cannot be read: {e.strerror}.") from None
+        raise ConfigError(f"{path} cannot be read: {e.strerror}.", "Give a TOML file that you may read.") from None
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as e:
@@ -65,8 +65,11 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
         raise ConfigError(
             f"not valid TOML: {reason}.", 'Texts need quotes: key = "text".', file=str(path), line=line
         ) from None
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply to be read.") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(
+            f"{path} cannot be read: a number in it is too long, or it is nested too deeply.",
+            "`qwen-chat config --example` prints a file to start from.",
+        ) from None
 
 
 def line_of(text: str, *path: str) -> int | None:
@@ -90,7 +93,7 @@ def parse_scalar(text: str) -> Any:
     """A value from a flag or the environment as TOML would read it; the text itself where that fails."""
     try:
         found = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError: also a number of thousands of digits
         return text
     return found["value"] if len(found) == 1 else text
 

@@ -48,3 +48,17 @@ def test_a_budget_that_cannot_be_used_is_told_what_is_accepted(written, why):
     with pytest.raises(ConfigError, match=why) as e:
         EngineConfig(expert_cache=written)
     assert e.value.key == "offload.expert_cache"
+
+
+@pytest.mark.parametrize("written", [0, "0 GiB", "12 %", "-1"])
+def test_a_limit_of_memory_is_a_size_above_zero(written):
+    with pytest.raises(ConfigError, match="a size such as"):
+        EngineConfig(memory_limit=written)
+
+
+def test_long_values_are_shortened_and_a_context_names_auto():
+    with pytest.raises(ConfigError, match=r"a whole number from 1 to 4194304") as e:
+        EngineConfig(max_tokens="9" * 5000)
+    assert len(e.value.message) < 400
+    with pytest.raises(ConfigError, match=r"model\.context = 10 .* 'auto' or a whole number from 64"):
+        EngineConfig(context=10)

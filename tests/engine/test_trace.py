@@ -122,7 +122,9 @@ def test_empty_and_missing_files_are_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full disk to offer")
 @pytest.mark.parametrize("buffer", [1, 1 << 20])
-def test_a_full_disk_ends_the_trace_and_says_so_once(monkeypatch: pytest.MonkeyPatch, buffer: int) -> None:
+def test_a_full_disk_ends_the_trace_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, buffer: int
+) -> None:
     monkeypatch.setattr(trace, "_BUFFER_BYTES", 1024 if buffer == 1 else buffer)
     writer = TraceWriter("/dev/full", HEADER)
     for i in range(500):
@@ -131,6 +133,7 @@ def test_a_full_disk_ends_the_trace_and_says_so_once(monkeypatch: pytest.MonkeyP
     writer.step(StepRecord(1, 1, 1))
     writer.close()
     assert writer.error == "The trace /dev/full ends early: No space left on device."
+    assert caplog.messages == [writer.error]
 
 
 def test_a_line_is_small(tmp_path: Path) -> None:

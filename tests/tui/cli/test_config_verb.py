@@ -113,3 +113,13 @@ def test_the_bash_completion_completes(tmp_path, capsys):
     assert complete("qwen-chat", "ask", "--mtp", "") == ["auto", "fixed", "off"]
     assert "--plain" in complete("qwen-chat", "--pl")
     assert complete("qwen-chat", "completion", "f") == ["fish"]
+
+
+def test_numbers_of_thousands_of_digits_are_refused_in_one_sentence(capsys, tmp_path):
+    digits = "9" * 5000
+    assert "a whole number from 1" in run(capsys, "--max-tokens", digits, code=2)
+    assert "a whole number from 1" in run(capsys, "--set", f"sampling.max_tokens={digits}", code=2)
+    (tmp_path / "c.toml").write_text(f"[sampling]\nmax_tokens = {digits}\n")
+    said = run(capsys, "--config", str(tmp_path / "c.toml"), code=2)
+    assert "too long" in said
+    assert said.count("\n") == 1
