@@ -164,6 +164,8 @@ def read_trace(path: str | Path) -> Trace:
                 steps.append(_step(value))
         except (ValueError, KeyError, TypeError) as e:
             what = f"{e.args[0]!r} is missing" if isinstance(e, KeyError) else str(e)
+            if isinstance(e, (json.JSONDecodeError, UnicodeDecodeError)):
+                what = "it is not JSON"
             raise UsageError(
                 f"{path}, line {number}: this is not a line of a trace ({what}).",
                 "Give a file that was written with --trace.",
@@ -181,7 +183,9 @@ def _lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
                 if line.endswith(b"\n") and line.strip():
                     yield number, line
     except OSError as e:
-        raise UsageError(f"The trace {path} cannot be read: {e.strerror}.") from None
+        raise UsageError(
+            f"The trace {path} cannot be read: {e.strerror}.", "Give a file that was written with --trace."
+        ) from None
 
 
 def _header(value: dict[str, Any]) -> TraceHeader:

@@ -69,7 +69,7 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("nonsense", "Expecting value"),
+        ("nonsense", "it is not JSON"),
         ("[1]", "not an object"),
         ("{}", "is missing|missing 3 required"),
         ('{"step":1,"at":2,"tokens":-1}', "tokens is -1"),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ..config import Loaded
 
-__all__ = ["Parser", "add_model_flags", "add_reply_flags", "load_settings", "tell_of_theme", "typed"]
+__all__ = ["Parser", "add_model_flags", "add_reply_flags", "load_settings", "refuse_empty", "tell_of_theme", "typed"]
 
 SETTING_FLAGS = {
     "model": "model.path",
@@ -77,8 +77,18 @@ def add_reply_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def refuse_empty(**given: str | None) -> None:
+    """Raise UsageError for an argument that is there and names nothing, as a variable does that is not set."""
+    for word, value in given.items():
+        if value is not None and not value.strip():
+            from ...engine.errors import UsageError
+
+            raise UsageError(f"{word.replace('__', '--')} is empty.", "Is the variable set that it comes from?")
+
+
 def load_settings(args: argparse.Namespace) -> Loaded:
-    """The effective settings of a command line. Raises ConfigError."""
+    """The effective settings of a command line. Raises ConfigError, and UsageError for an empty --config."""
+    refuse_empty(__config=getattr(args, "config", None))
     from ..config import load
     from ..keys import BY_ID
 

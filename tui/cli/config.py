@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ._flags import add_model_flags, add_reply_flags, load_settings, tell_of_theme
+from ._flags import add_model_flags, add_reply_flags, load_settings, refuse_empty, tell_of_theme
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import json
 
+    refuse_empty(__config=args.config)
     if args.init:
         return _init(args)
     if args.paths:

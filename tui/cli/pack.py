@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...engine.checkpoint.pack import pack, verify
+    from ._flags import refuse_empty
 
+    refuse_empty(SRC=args.source, DST=args.target)
     with _progress("packing") as told:
         done = pack(args.source, args.target, experts=args.experts, resident=args.resident, progress=told)
     if args.verify:

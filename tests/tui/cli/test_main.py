@@ -174,3 +174,17 @@ def test_without_a_terminal_too_wrong_words_are_what_is_said(argv, said):
     assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
     assert said.lower() in done.stderr.lower()
     assert b"terminal" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (["ask", "x", "--config", ""], "--config"),
+        (["config", "--init", "--config", " "], "--config"),
+        (["pack", "", "/nowhere/to/write"], "SRC"),
+        (["pack", "/nowhere", ""], "DST"),
+    ],
+)
+def test_an_empty_path_is_not_taken_for_the_folder_one_is_in(argv, word, capsys):
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err == f"qwen-chat: {word} is empty. Is the variable set that it comes from?\n"
