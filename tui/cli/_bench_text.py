@@ -20,10 +20,11 @@ _SIZES = ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
 
 def show(report: BenchReport) -> None:
     """Print the report as a table."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
+    from ._console import TableConsole
+
+    console = TableConsole()
     console.print(_title(report))
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
@@ -47,10 +48,11 @@ def as_markdown(report: BenchReport) -> str:
 
 def show_io(report: IoReport) -> None:
     """Print what the disk gave as a table."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
+    from ._console import TableConsole
+
+    console = TableConsole()
     console.print(_io_title(report))
     table = Table(box=None, pad_edge=False)
     for head in _IO_HEADS:

@@ -77,6 +77,7 @@ class PlainChat:
         self._changes: dict[str, Any] = {}
         self._model: ev.ModelReady | None = None
         self._asked = 0
+        self._unsaved = ""
         self._interactive = sys.stdin is not None and sys.stdin.isatty()
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: self._say(HELP), "/new": self._new, "/regen": self._again, "/continue": self._go_on,
@@ -233,11 +234,13 @@ class PlainChat:
         return (*system, *self.conversation.messages())
 
     def _saved(self, write: Callable[[], object]) -> None:
-        """Run something that writes to the disk; a refusal is said and the talk goes on."""
+        """Run something that writes to the disk; a refusal is said, once until it is another, and the talk goes on."""
         try:
             write()
         except StorageError as e:
-            self._say(f"Not saved: {e}")
+            if str(e) != self._unsaved:
+                self._unsaved = str(e)
+                self._say(f"Not saved: {e}")
 
     def text(self, kind: Any, text: str) -> None:
         """Keep text of the reply that runs."""

@@ -88,9 +88,10 @@ def _safe(text: str) -> str:
 
 def _table(rows: list[tuple[str, Any, str]]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from ._console import TableConsole
 
     plain = sys.stdout.encoding.lower().replace("-", "") != "utf8"
     table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, pad_edge=False)
@@ -100,7 +101,7 @@ def _table(rows: list[tuple[str, Any, str]]) -> None:
     for name, value, origin in rows:
         style = "dim" if origin == "default" else "bold"
         table.add_row(*(Text(cell, style) for cell in (name, _written(value), _safe(origin))))
-    Console().print(table)
+    TableConsole().print(table)
 
 
 def _paths(args: argparse.Namespace) -> int:
@@ -136,8 +137,12 @@ def _init(args: argparse.Namespace) -> int:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise ConfigError(f"{path} is already there and was left alone.", "Move it away first to start anew.") from None
-    with os.fdopen(fd, "w", encoding="utf-8") as f:
-        f.write(example(all_settings(), active=False))
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as f:
+            f.write(example(all_settings(), active=False))
+    except OSError as e:
+        path.unlink()  # half a file would be left alone by the next try
+        raise OSError(e.errno, e.strerror, str(path)) from None
     print(f"Wrote {_safe(str(path))}.")
     return 0
 

@@ -64,11 +64,11 @@ def _machine(here: Here) -> str:
 
 
 def _show(d: Diagnosis) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from ...engine.plan import size_text
     from ..text.sanitise import one_line
+    from ._console import TableConsole
 
     print(_machine(d))
     print(
@@ -81,7 +81,7 @@ def _show(d: Diagnosis) -> None:
         table.add_row(name, f"{n:,}", size_text(n))
     table.add_row("planned", f"{d.plan.total_bytes:,}", size_text(d.plan.total_bytes))
     table.add_row("available", f"{d.plan.limit_bytes:,}", size_text(d.plan.limit_bytes))
-    Console(highlight=False, markup=False).print(table)
+    TableConsole().print(table)
     share = d.plan.slots / max(1, d.layers * d.experts_a_layer)
     print(
         f"context {d.plan.context:,} tokens; {d.plan.slots:,} expert slots ({share:.0%} of the experts); "

@@ -92,13 +92,13 @@ def _as_json(trace: Trace, pool: str, cycles: Sequence[float], rows: list[list[R
 
 
 def _show(trace: Trace, pool: str, cycles: Sequence[float], rows: list[list[ReplayResult]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from ..text.sanitise import one_line
+    from ._console import TableConsole
 
     h = trace.header
-    console = Console(highlight=False, markup=False)
+    console = TableConsole()
     layers = h.layers if pool == "trunk" else 1
     decoding = sum(1 for r in trace.routes if r.pool == pool and r.kind != "prompt")
     console.print(

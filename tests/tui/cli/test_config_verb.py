@@ -1,6 +1,8 @@
 """`qwen-chat config`: what is in force, from where, and a file to start with."""
 
+import errno
 import json
+import os
 import stat
 
 import pytest
@@ -123,3 +125,17 @@ def test_numbers_of_thousands_of_digits_are_refused_in_one_sentence(capsys, tmp_
     said = run(capsys, "--config", str(tmp_path / "c.toml"), code=2)
     assert "too long" in said
     assert said.count("\n") == 1
+
+
+def test_init_on_a_full_disk_leaves_no_half_file_behind(capsys, home, monkeypatch):
+    from qwen_chat_mlx.tui import config_text
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as m:
+        m.setattr(config_text, "example", full)
+        said = run(capsys, "--init", code=1)
+    assert said == f"qwen-chat: {home}/config.toml cannot be read or written: No space left on device.\n"
+    run(capsys, "--init")
+    assert (home / "config.toml").read_text()

@@ -1,6 +1,10 @@
 """`qwen-chat doctor` where no model is named: the machine, and how to name one."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +37,22 @@ def test_a_model_that_was_named_and_is_not_there_is_an_error(named, code, capsys
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
+
+
+def test_a_reader_that_leaves_before_the_table_is_no_error(tmp_path):
+    model = Path(__file__).parents[2] / "engine" / "fixtures" / "fp8-1"
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "qwen_chat_mlx", "doctor", "--no-disk", "--model", str(model)]
+    try:
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_table_on_a_broken_pipe_is_told_to_main():
+    from qwen_chat_mlx.tui.cli._console import TableConsole
+
+    with pytest.raises(BrokenPipeError):
+        TableConsole().on_broken_pipe()

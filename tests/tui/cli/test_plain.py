@@ -216,3 +216,15 @@ def test_hostile_text_is_harmless(home):
     assert code == 0
     assert "\x9b" not in out
     assert "\u202e" not in out
+
+
+def test_what_cannot_be_saved_is_said_once_and_the_talk_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QWEN_CHAT_HOME", str(tmp_path / "file"))
+    done = subprocess.run(
+        [*COMMAND, json.dumps(REPLIES), "--plain"], input=b"one\ntwo\n", capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"Not saved: ") == 1
+    assert b"model> First answer." in done.stdout
+    assert b"model> Second\nanswer." in done.stdout
