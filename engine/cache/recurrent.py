@@ -7,7 +7,6 @@ many layers at once, because a layer's update is a dozen tiny operations whose f
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -102,9 +101,9 @@ class DeltaRows:
     """[T, heads], exp(log_decay): captured, as an exponential's bits may depend on the shape it is computed in."""
 
 
-Advance = Callable[[mx.array, DeltaRows], mx.array]
-"""(states [layers, ...], rows [layers, T, ...]) -> states after the rows, one token at a time; every layer's bits are
-those of the layer alone."""
+Advance = Callable[[Sequence[mx.array], Sequence[DeltaRows], int], Sequence[mx.array]]
+"""(states of layers with equal shapes, a DeltaRows of each, n) -> the states after the first n rows, one token at a time;
+every layer's bits are those of the layer alone."""
 
 
 class DeltaCache:
@@ -179,23 +178,11 @@ def commit_all(caches: Iterable[LayerCache], keep: int) -> None:
 
 def _catch_up(layers: Sequence[tuple[DeltaCache, Sequence[DeltaRows]]], keep: int) -> None:
     """Take the states of layers with equal shapes through the first `keep` of their rows."""
-    states = _stacked([cache.state for cache, _ in layers])
+    states: Sequence[mx.array] = [cache.state for cache, _ in layers]
     for pieces in zip(*(rows for _, rows in layers)):
         if keep <= 0:
             break
-        states = layers[0][0]._advance(states, _rows_of_layers(pieces, keep))
-        keep -= pieces[0].keys.shape[0]
-    apart = mx.split(states.reshape(-1, *states.shape[2:]), len(layers))
-    for (cache, _), state in zip(layers, apart):
+        count = min(keep, pieces[0].keys.shape[0])
+        states, keep = layers[0][0]._advance(states, pieces, count), keep - count
+    for (cache, _), state in zip(layers, states):
         cache.state = state
-
-
-def _rows_of_layers(pieces: Sequence[DeltaRows], most: int) -> DeltaRows:
-    """The first `most` rows of each layer as one [layers, T, ...]."""
-    fields = ([getattr(p, f.name) for p in pieces] for f in dataclasses.fields(DeltaRows))
-    return DeltaRows(*(_stacked(f)[:, :most] for f in fields))
-
-
-def _stacked(arrays: Sequence[mx.array]) -> mx.array:
-    """Arrays of one shape as [len(arrays), ...]: two operations, where mx.stack takes one more for each array."""
-    return mx.concatenate(list(arrays), axis=0).reshape(len(arrays), *arrays[0].shape)

@@ -7,6 +7,8 @@ tokens makes T rows equal T single ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from ..cache.recurrent import DeltaCache, DeltaRows, History
@@ -45,20 +47,32 @@ def recurrent(q: mx.array, rows: DeltaRows, state: mx.array) -> tuple[mx.array, 
 
 
 def _update(state: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array) -> mx.array:
-    """One token, for any number of leading axes: S <- S * decay; S <- S + (beta * (v - S k)) k^T."""
-    state = state * decay[..., None, None]
-    correction = (v - (state * k[..., None, :]).sum(axis=-1)) * beta[..., None]
-    return state + correction[..., None] * k[..., None, :]
+    """One token: S <- S * decay; S <- S + (beta * (v - S k)) k^T."""
+    state = state * decay[:, None, None]
+    k = k[:, None, :]
+    correction = (v - (state * k).sum(axis=-1)) * beta[:, None]
+    return state + correction[:, :, None] * k
 
 
-def advance(states: mx.array, rows: DeltaRows) -> mx.array:
-    """states [layers, ...] after rows [layers, T, ...], by the very operations of `recurrent`."""
+def advance(states: Sequence[mx.array], rows: Sequence[DeltaRows], count: int) -> list[mx.array]:
+    """States of several layers of equal shapes after the first `count` rows of each, by the operations of `recurrent`.
+
+    The layers are copied together: what costs is the number of operations, not their size.
+    """
     kernel = gated_delta_kernel()
     if kernel is not None:
-        return kernel(rows.keys, rows.keys, rows.values, rows.decay, rows.beta, states, None)[1]
-    for t in range(rows.keys.shape[1]):
-        states = _update(states, rows.keys[:, t], rows.values[:, t], rows.decay[:, t], rows.beta[:, t])
-    return states
+        k, v, g, b = (mx.stack([a[:count] for a in arrays]) for arrays in _columns(rows))
+        return list(kernel(k, k, v, g, b, mx.stack(list(states)), None)[1])
+    state = mx.concatenate(list(states))
+    k, v, decay, beta = (mx.concatenate(arrays, axis=1) for arrays in _columns(rows))
+    for t in range(count):
+        state = _update(state, k[t], v[t], decay[t], beta[t])
+    return mx.split(state, len(states))
+
+
+def _columns(rows: Sequence[DeltaRows]) -> tuple[list[mx.array], ...]:
+    """Keys, values, decays and betas of all layers."""
+    return [r.keys for r in rows], [r.values for r in rows], [r.decay for r in rows], [r.beta for r in rows]
 
 
 def chunked(q: mx.array, rows: DeltaRows, state: mx.array, size: int = CHUNK) -> tuple[mx.array, mx.array]:

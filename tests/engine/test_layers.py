@@ -104,13 +104,13 @@ def test_both_forms_of_the_delta_rule_equal_the_recurrence(t: int, decay: float)
         assert far(new, after) <= WITHIN, form.__name__
 
 
-def test_advancing_the_states_of_several_layers_has_the_bits_of_each_layers_recurrence() -> None:
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_advancing_the_states_of_several_layers_has_the_bits_of_each_layers_recurrence(count: int) -> None:
     layers = [delta_inputs(5, 0.3, seed) for seed in range(3)]
-    rows = [rows for _, rows, _ in layers]
-    together = DeltaRows(*(mx.stack([getattr(r, f.name) for r in rows]) for f in dataclasses.fields(DeltaRows)))
-    after = advance(mx.stack([state for *_, state in layers]), together)
-    for got, layer in zip(after, layers, strict=True):
-        np.testing.assert_array_equal(np.array(got), np.array(recurrent(*layer)[1]))
+    after = advance([state for *_, state in layers], [rows for _, rows, _ in layers], count)
+    for got, (q, rows, state) in zip(after, layers, strict=True):
+        first = DeltaRows(*(getattr(rows, f.name)[:count] for f in dataclasses.fields(rows)))
+        np.testing.assert_array_equal(np.array(got), np.array(recurrent(q[:count], first, state)[1]))
 
 
 DELTA = {"key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 8, "kernel": 4, "eps": 1e-6}
