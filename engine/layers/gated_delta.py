@@ -67,7 +67,7 @@ def advance(states: Sequence[mx.array], rows: Sequence[DeltaRows], count: int) -
     k, v, decay, beta = (mx.concatenate(arrays, axis=1) for arrays in _columns(rows))
     for t in range(count):
         state = _update(state, k[t], v[t], decay[t], beta[t])
-    return mx.split(state, len(states))
+    return list(mx.split(state, len(states)))
 
 
 def _columns(rows: Sequence[DeltaRows]) -> tuple[list[mx.array], ...]:
