@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwen_chat_mlx.engine.cache.recurrent import DeltaRows
+from qwen_chat_mlx.engine.layers import gated_delta
 from qwen_chat_mlx.engine.layers.gated_delta import GatedDelta, advance, chunked, recurrent
 from qwen_chat_mlx.engine.layers.hyper_connection import HyperConnection, inject
 from qwen_chat_mlx.engine.layers.moe import Router, SharedExpert, weighted_sum
@@ -111,6 +112,26 @@ def test_advancing_the_states_of_several_layers_has_the_bits_of_each_layers_recu
     for got, (q, rows, state) in zip(after, layers, strict=True):
         first = DeltaRows(*(getattr(rows, f.name)[:count] for f in dataclasses.fields(rows)))
         np.testing.assert_array_equal(np.array(got), np.array(recurrent(q[:count], first, state)[1]))
+
+
+def test_a_kernel_is_given_the_layers_as_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(q: Any, k: Any, v: Any, decay: Any, beta: Any, states: Any, mask: Any) -> Any:
+        """Has the shapes of mlx-lm's: [B, T, heads, ...] and states [B, heads, value_dim, key_dim]."""
+        assert q.shape == k.shape == (*v.shape[:-1], states.shape[-1])
+        assert decay.shape == beta.shape == v.shape[:-1]
+        after = []
+        for b, state in enumerate(states):
+            for t in range(k.shape[1]):
+                state = gated_delta._update(state, k[b, t], v[b, t], decay[b, t], beta[b, t])  # noqa: PLW2901
+            after.append(state)
+        return v, mx.stack(after)
+
+    layers = [delta_inputs(5, 0.3, seed) for seed in range(3)]
+    states, rows = [state for *_, state in layers], [rows for _, rows, _ in layers]
+    want = advance(states, rows, 2)
+    monkeypatch.setattr(gated_delta, "gated_delta_kernel", lambda: kernel)
+    for got, expected in zip(advance(states, rows, 2), want, strict=True):
+        np.testing.assert_array_equal(np.array(got), np.array(expected))
 
 
 DELTA = {"key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 8, "kernel": 4, "eps": 1e-6}
