@@ -160,6 +160,11 @@ class _Rendering:
             text, found, _ = text.partition(self.cut)
             if not found:
                 raise TemplateError("The model's chat template leaves out the last message, so it cannot be continued.")
+        if not text:
+            raise TemplateError(
+                "The model's chat template is empty, or writes nothing for this conversation.",
+                "Download the model's chat_template.jinja again, or use --raw.",
+            )
         openings = self._openings()
         spans, replayed = self._replay(text, openings)
         ids, boundaries = self.codec.encode_marked(text, self.mark, spans, self._turn_starts(text, openings))

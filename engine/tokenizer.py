@@ -126,6 +126,8 @@ def _read_backend(path: Path) -> tuple[tokenizers.Tokenizer, str]:
         raise unreadable(path, e) from None
     try:
         backend = tokenizers.Tokenizer.from_str(raw.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path} is not UTF-8 text.", DAMAGED, path=str(path)) from None
     except Exception as e:  # noqa: BLE001  tokenizers raises bare Exception
         raise CheckpointError(f"{path} is not a usable tokenizer: {e}.", "Download it again.", path=str(path)) from None
     backend.no_truncation()

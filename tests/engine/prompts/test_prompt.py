@@ -91,6 +91,12 @@ def test_no_messages_and_no_template_are_clear_errors(model, tmp_path):
         model(None).render([user("x")])
 
 
+def test_a_template_that_writes_nothing_is_what_is_blamed(model):
+    for source in ("", "{% if false %}x{% endif %}"):
+        with pytest.raises(TemplateError, match="writes nothing"):
+            model(source).render([user("x")])
+
+
 def test_tokens_of_the_tokenizer_config_are_template_variables(model):
     assert model("{{ eos_token }}{{ messages[0].content }}").render([user("x")]).text == "<|im_end|>x"
 

@@ -70,6 +70,7 @@ def test_a_missing_or_broken_tokenizer_is_one_clear_error(folder, content):
     assert e.value.path == str(file)
     assert str(file) in e.value.message
     assert "\n" not in e.value.message
+    assert "codec" not in e.value.message
     assert e.value.hint
 
 
