@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import gc
 import json
 import os
 import pty
@@ -86,7 +85,9 @@ class Terminal:
 
 
 def child(kind: str, notes: str) -> None:
-    gc.disable()  # as tui/cli/chat does until the first paint
+    from qwen_chat_mlx.tui.terminal import interpreter
+
+    interpreter.begin()
     from qwen_chat_mlx.engine.events import TextDelta, TurnFinished
     from qwen_chat_mlx.engine.fake import FakeEngine, FakeReply, FakeScript
     from qwen_chat_mlx.tui.app import QwenChatApp

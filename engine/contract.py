@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from .events import Event
-from .types import GenerationRequest, MtpMode
+if TYPE_CHECKING:
+    from .events import Event
+    from .types import GenerationRequest, MtpMode
 
 __all__ = ["Emit", "Engine"]
 
-Emit = Callable[[Event], None]
+Emit = Callable[["Event"], None]
 """Called on the engine's thread; must return at once and never raise (the UI appends to a deque)."""
 
 

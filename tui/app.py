@@ -1,19 +1,19 @@
 """The application: engine, state and bridge in one place, the clock that drains them, and the screens on top.
 
-The first paint happens before the engine is asked for. A timer runs only while a load or a reply does.
+The first paint happens before the engine is asked for, and before what only its events and numbers need is imported. A timer
+runs only while a load or a reply does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from textual import events
 from textual.app import App, SuspendNotSupported
@@ -23,24 +23,25 @@ from textual.timer import Timer
 from ..engine.config import EngineConfig
 from ..engine.contract import Emit, Engine
 from ..engine.errors import QwenChatError
-from ..engine.events import EngineFailed, Event, ModelReady, TurnFinished
-from ..engine.types import GenerationRequest, MtpMode
 from . import textual_fixes
-from .bridge import Bridge
 from .config import Live, UiConfig
-from .conversations import Store
 from .keys import clashes, keymap
-from .panels.base import View
 from .places import Places, recall, remember
 from .recorder import Recorder
 from .screens.chat import ChatScreen
-from .screens.pages import MetricsPage
 from .state import ChatState
+from .terminal import interpreter
 from .terminal.clipboard import copy
 from .terminal.instances import Instances, warning
 from .text.layout import warm_up
 from .text.sanitise import clean, one_line
 from .themes import FALLBACK, choose, textual_theme
+
+if TYPE_CHECKING:
+    from ..engine.events import Event
+    from ..engine.types import GenerationRequest, MtpMode
+    from .bridge import Bridge
+    from .panels.base import View
 
 __all__ = ["EngineFactory", "QwenChatApp"]
 
@@ -90,8 +91,8 @@ class QwenChatApp(App[int]):
         self.state.loading_since_s = clock()
         self.state.system, self.state.think = clean(self.ui.system), self.ui.think
         self.state.queued = clean(prompt) or None
-        store = Store(places.conversations) if places is not None and self.ui.save_history else None
-        self.recorder = Recorder(self.state, store, temporary=temporary)
+        folder = places.conversations if places is not None and self.ui.save_history else None
+        self.recorder = Recorder(self.state, folder, temporary=temporary)
         self._resume = resume
         self.keys = keymap(self.ui.keys)
         self.metrics: str = self.ui.metrics
@@ -104,7 +105,7 @@ class QwenChatApp(App[int]):
         self.engine: Engine | None = None
         self._engine_factory = engine_factory
         self._released = released
-        self._bridge = Bridge(self._wake)
+        self._bridge: Bridge | None = None
         self._drain_timer: Timer | None = None
         self._drain_next = 0.0
         # Before the first paint: a theme that changes later makes every style be worked out twice.
@@ -140,32 +141,34 @@ class QwenChatApp(App[int]):
 
     def open_engine(self) -> None:
         """Ask for the engine; its events say what became of it."""
-        if not gc.isenabled():
-            # The start is over. What it made is kept out of later collections: going through it takes 0.1 s at a time.
-            gc.freeze()
-            gc.enable()
+        from ..engine.events import EngineFailed
+        from .bridge import Bridge
+
+        interpreter.painted()
+        bridge = self._bridge = Bridge(self._wake)
         try:
-            self.engine = self._engine_factory(self.engine_config, self._bridge.emit)
+            self.engine = self._engine_factory(self.engine_config, bridge.emit)
         except QwenChatError as e:
-            self._bridge.emit(EngineFailed(e.message, e.hint, None, True, type(e).__name__))
+            bridge.emit(EngineFailed(e.message, e.hint, None, True, type(e).__name__))
         self._watch()
 
     def switch_model(self, path: str) -> None:
         """Close this model and open another one; the conversation stays."""
-        self._bridge.close()
+        if self._bridge is not None:
+            self._bridge.close()
         old, self.engine = self.engine, None
         if old is not None:
             old.close(0.0)
         self.state.forget_model()
         self.state.loading_since_s = self.clock()
         self.engine_config = replace(self.engine_config, model=path)
-        self._bridge = Bridge(self._wake)
         self.open_engine()
 
     def leave(self) -> None:
         """Quit; the engine gets two seconds to end."""
         self.recorder.close()
-        self._bridge.close()
+        if self._bridge is not None:
+            self._bridge.close()
         if self.engine is not None:
             self.engine.close(0.0)
         self.exit(0)
@@ -193,12 +196,14 @@ class QwenChatApp(App[int]):
 
     def engine_do(self, what: Literal["submit", "cancel", "set_mtp"], argument: Any) -> None:
         """Call the engine; a refusal is shown like a failure that it reported itself."""
-        if self.engine is None:
+        if self.engine is None or self._bridge is None:
             return
         try:
             getattr(self.engine, what)(argument)
         except QwenChatError as e:
-            request_id = argument.id if isinstance(argument, GenerationRequest) else None
+            from ..engine.events import EngineFailed
+
+            request_id = argument.id if what == "submit" else None
             self._bridge.emit(EngineFailed(e.message, e.hint, request_id, False, type(e).__name__))
 
     def set_mtp(self, mode: MtpMode) -> None:
@@ -219,8 +224,10 @@ class QwenChatApp(App[int]):
     def drain(self) -> None:
         """Apply what arrived and show it; slower when showing is slow, not at all when nothing runs."""
         begun = time.perf_counter()
-        if begun < self._drain_next:
+        if begun < self._drain_next or self._bridge is None:
             return
+        from ..engine.events import EngineFailed, ModelReady, TurnFinished
+
         events_now = self._bridge.drain()
         for event in events_now:
             turn = self.state.running
@@ -246,6 +253,8 @@ class QwenChatApp(App[int]):
         self._drain_next = begun + min(DRAIN_MOST_S, 4 * took) if 4 * took > DRAIN_S else 0.0
 
     def _ended(self, event: Event) -> None:
+        from ..engine.events import EngineFailed, ModelReady
+
         if isinstance(event, ModelReady):
             threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
             self.log_lines += [one_line(note) for note in event.notes]
@@ -285,10 +294,14 @@ class QwenChatApp(App[int]):
 
     def view(self) -> View:
         """What the panels read now."""
+        from .panels.base import View
+
         return View(self.state, self.clock(), self.ui.ascii, self.limits)
 
     def draw_pages(self) -> None:
         """Bring a page of panels on top up to date."""
+        from .screens.pages import MetricsPage
+
         if isinstance(self.screen, MetricsPage):
             self.screen.show()
 
@@ -393,4 +406,4 @@ class QwenChatApp(App[int]):
 def _belongs(event: Event, request_id: str) -> bool:
     """The event is about this request, or ends the engine under it."""
     own = getattr(event, "request_id", None)
-    return own == request_id or (isinstance(event, EngineFailed) and event.fatal)
+    return own == request_id or bool(getattr(event, "fatal", False))

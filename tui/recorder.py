@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import QwenChatError
-from ..engine.events import EngineFailed, Event, TextDelta, TurnFinished
-from ..engine.types import FinishReason
-from .conversation_records import SavedTurn
-from .conversations import Conversation, Store
 from .state import ChatState, Turn, TurnStatus
 from .text.sanitise import clean, one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..engine.events import Event
+    from ..engine.types import FinishReason
+    from .conversation_records import SavedTurn
+    from .conversations import Conversation, Store
 
 __all__ = ["Recorder"]
 
@@ -26,17 +31,32 @@ _STATUS: dict[str, TurnStatus] = {
 
 
 class Recorder:
-    def __init__(self, state: ChatState, store: Store | None, *, temporary: bool = False) -> None:
-        """Without a store every conversation is temporary."""
-        self.state, self.store = state, store
-        self.temporary = temporary or store is None
+    def __init__(self, state: ChatState, folder: Path | None, *, temporary: bool = False) -> None:
+        """Without a folder every conversation is temporary."""
+        self.state, self._folder = state, folder
+        self.temporary = temporary or folder is None
         self.problem = ""
         """The latest sentence about what could not be written; the screen takes it away when it has shown it."""
         self._told = ""
         self._dropped: list[SavedTurn] = []
-        self.conversation = self._new()
+        self._conversation: Conversation | None = None
+        """None until something is asked of it: an empty chat needs no file and nothing of what reads and writes one."""
+
+    @cached_property
+    def store(self) -> Store | None:
+        from .conversations import Store
+
+        return None if self._folder is None else Store(self._folder)
+
+    @property
+    def conversation(self) -> Conversation:
+        if self._conversation is None:
+            self._conversation = self._new()
+        return self._conversation
 
     def _new(self) -> Conversation:
+        from .conversations import Conversation
+
         if self.store is None:
             return Conversation("temporary", None)
         return self.store.new(temporary=self.temporary)
@@ -49,7 +69,7 @@ class Recorder:
             if str(e) != self._told:
                 self.problem = self._told = str(e)
             return False
-        if not self.conversation.behind:
+        if self._conversation is None or not self._conversation.behind:
             self._told = ""
         return True
 
@@ -85,7 +105,7 @@ class Recorder:
         """Let go of this conversation and begin another."""
         self.close()
         self.temporary = self.store is None or (self.temporary if temporary is None else temporary)
-        self.conversation = self._new()
+        self._conversation = self._new()
         self.state.clear()
 
     def resume(self, conversation_id: str) -> None:
@@ -94,7 +114,7 @@ class Recorder:
             return
         found = self.store.open(conversation_id)
         self.close()
-        self.temporary, self.conversation = False, found
+        self.temporary, self._conversation = False, found
         self.state.clear()
         self.state.turns += [_turn(t) for t in found.turns]
         self.state.title = one_line(found.title, 60)
@@ -106,15 +126,19 @@ class Recorder:
 
     def flush_due(self) -> None:
         """Called now and then while a reply runs, so that what came reaches the disk though nothing follows."""
-        self._try(self.conversation.flush_due)
+        if self._conversation is not None:
+            self._try(self._conversation.flush_due)
 
     def close(self) -> None:
-        self._try(self.conversation.close)
+        if self._conversation is not None:
+            self._try(self._conversation.close)
 
     # ---- what the engine says, after the state has taken it in
 
     def apply(self, event: Event, turn: Turn | None) -> None:
         """`turn` is the one the event belongs to, or None."""
+        from ..engine.events import EngineFailed, TextDelta, TurnFinished
+
         if turn is None:
             return
         if isinstance(event, TextDelta):

@@ -1,6 +1,6 @@
 """Everything the screen shows, as plain data: an event arrives, `apply` changes the state, widgets draw from it.
 
-Runs on the UI thread only. Knows no widget, no file and no tensor. All text that enters goes through the sanitiser.
+Runs on the UI thread only; what the engine says is imported when it says something. Knows no widget, no file and no tensor. All text that enters goes through the sanitiser.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..engine.events import (
-    EngineFailed,
-    Event,
-    ModelLoading,
-    ModelReady,
-    MtpChanged,
-    PrefillProgress,
-    StatsTaken,
-    TextDelta,
-    TurnFinished,
-    TurnStarted,
-)
-from ..engine.stats import EngineStats
-from ..engine.types import GenerationRequest, Message, MtpMode, Role
 from .text.sanitise import Sanitiser, clean, one_line
 from .window import Window
+
+if TYPE_CHECKING:
+    from ..engine.events import (
+        EngineFailed,
+        Event,
+        ModelLoading,
+        ModelReady,
+        MtpChanged,
+        PrefillProgress,
+        TextDelta,
+        TurnFinished,
+    )
+    from ..engine.stats import EngineStats
+    from ..engine.types import GenerationRequest, Message, MtpMode, Role
 
 __all__ = ["ChatState", "Failure", "Refusal", "Tick", "Turn", "TurnStatus"]
 
@@ -110,6 +110,8 @@ class Turn:
         return None if end is None else end - self.first_s
 
     def message(self) -> Message:
+        from ..engine.types import Message
+
         return Message(self.role, self.text, self.thinking, self.token_ids, self.fingerprint)
 
 
@@ -199,6 +201,8 @@ class ChatState:
         return self._reply(False)
 
     def _reply(self, continue_last: bool) -> GenerationRequest:
+        from ..engine.types import GenerationRequest, Message
+
         messages = [Message("system", self.system)] if self.system else []
         messages += [t.message() for t in self.turns if t.text or t.role == "user" or t.token_ids]
         request_id = f"turn-{next(_numbers)}"
@@ -250,32 +254,34 @@ class ChatState:
 
     def apply(self, event: Event) -> None:
         """Take in one event; unknown request ids are old news and ignored."""
+        from ..engine import events as ev
+
         match event:
-            case ModelLoading():
+            case ev.ModelLoading():
                 self.phase, self.loading = (
                     "loading",
                     replace(event, phase=one_line(event.phase, 60), unit=one_line(event.unit, 20)),
                 )
-            case ModelReady():
+            case ev.ModelReady():
                 self.phase, self.failure, self.loading = "ready", None, None
                 self.model = replace(event, name=one_line(event.name, 60), path=one_line(event.path, 400))
-            case PrefillProgress():
+            case ev.PrefillProgress():
                 if turn := self._turn(event.request_id):
                     turn.status, self.prefill = "prefill", replace(event, phase=one_line(event.phase, 40))
                     turn.version += 1
-            case TurnStarted():
+            case ev.TurnStarted():
                 if turn := self._turn(event.request_id):
                     turn.prompt_tokens, turn.reused = event.prompt_tokens, event.reused
-            case TextDelta():
+            case ev.TextDelta():
                 self._text(event)
-            case MtpChanged():
+            case ev.MtpChanged():
                 self._mtp(event)
-            case StatsTaken():
+            case ev.StatsTaken():
                 self.stats = event.stats
                 self.window.add(event.at_s, event.stats)
-            case TurnFinished():
+            case ev.TurnFinished():
                 self._finished(event)
-            case EngineFailed():
+            case ev.EngineFailed():
                 self._failed(event)
 
     def _turn(self, request_id: str | None) -> Turn | None:

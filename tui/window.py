@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from ..engine.stats import EngineStats, minus
+if TYPE_CHECKING:
+    from ..engine.stats import EngineStats
 
 __all__ = ["SECONDS", "Rate", "Window"]
 
 SECONDS = 120.0
 BIN_S = 0.5
 
-Rate = Callable[[EngineStats, EngineStats], float | None]
+Rate = Callable[["EngineStats", "EngineStats"], "float | None"]
 """(later, earlier) -> the value between the two, or None when nothing happened."""
 
 
@@ -24,8 +26,8 @@ class Window:
 
     def __init__(self) -> None:
         self._bins: deque[tuple[int, float, EngineStats]] = deque(maxlen=int(SECONDS / BIN_S) + 2)
-        self._base = EngineStats()
-        """The sample that went out of the window last, or the start."""
+        self._base: EngineStats | None = None
+        """The sample that went out of the window last; None when the window begins at the start, where all is zero."""
 
     def add(self, at_s: float, stats: EngineStats) -> None:
         index = int(at_s / BIN_S)
@@ -38,7 +40,12 @@ class Window:
 
     def clear(self) -> None:
         self._bins.clear()
-        self._base = EngineStats()
+        self._base = None
+
+    def _start(self) -> EngineStats:
+        from ..engine.stats import EngineStats
+
+        return self._base or EngineStats()
 
     @property
     def last_at_s(self) -> float | None:
@@ -52,8 +59,10 @@ class Window:
         """What was counted within the last `seconds` before the latest sample; gauges as they are now."""
         if not self._bins:
             return None
+        from ..engine.stats import minus
+
         end = self._bins[-1][1]
-        before = self._base
+        before = self._start()
         for _, at, stats in self._bins:
             if at > end - seconds:
                 break
@@ -65,7 +74,10 @@ class Window:
         step = SECONDS / columns
         last = int(now / step)
         out: list[float | None] = [None] * columns
-        before, column, in_column = self._base, None, self._base
+        if not self._bins:
+            return out
+        before, column = self._start(), None
+        in_column = before
         for _, at, stats in self._bins:
             here = int(at / step)
             if column is not None and here != column:

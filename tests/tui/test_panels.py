@@ -156,7 +156,8 @@ def test_a_switch_leaves_a_tick_on_the_graphs() -> None:
 def test_every_advertised_number_is_there_within_64_tokens() -> None:
     view = run(long(), 3.2)
     assert view.state.turns[-1].tokens <= 64
-    side = SidePanel(find_panels())
+    side = SidePanel()
+    side.panels = find_panels()
     side.view = view
     shown = "\n".join(r.plain for r in side.rows(29, 60))
     assert "—" not in shown, shown
@@ -164,7 +165,8 @@ def test_every_advertised_number_is_there_within_64_tokens() -> None:
 
 @pytest.mark.parametrize("height", [1, 5, 12, 20, 26, 33, 60])
 def test_the_column_keeps_to_its_height_and_to_what_matters_most(height: int) -> None:
-    side = SidePanel(find_panels())
+    side = SidePanel()
+    side.panels = find_panels()
     side.view = run(long(), 10)
     rows = [r.plain for r in side.rows(29, height)]
     assert len(rows) <= height
@@ -289,7 +291,16 @@ def test_no_number_and_no_unit_is_ever_cut_at_the_side(state_word: Any) -> None:
     for name, wanted in {
         "decode": ["tok/s", "10 h 00 min", "prefill 12,500/s", "avg 1,234"],
         "expert_cache": ["miss ", "/round", "1023 / 1023 GiB", "evict ", "/s"],
-        "ssd_reads": ["p50 ", "p99 ", " ms", "GB/s", "stall ", "page cache 100%", "not direct: page cache", "max 59900 ms"],
+        "ssd_reads": [
+            "p50 ",
+            "p99 ",
+            " ms",
+            "GB/s",
+            "stall ",
+            "page cache 100%",
+            "not direct: page cache",
+            "max 59900 ms",
+        ],
         "memory": ["1023 / 1023 GiB", "mlx peak 1023 GiB", "page-ins 123.5M"],
         "context": ["1.0M/1.0M", "of the last prompt"],
         "mtp_draft": [why] if state_word not in ("ON",) else ["ON fixed k=5", "tok/round", "5 "],

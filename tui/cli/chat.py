@@ -65,17 +65,15 @@ def no_terminal(environ: Mapping[str, str]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    import gc
-
+    from ..terminal import interpreter
     from ..terminal.supervisor import parent_pipe
     from ._flags import load_settings
 
-    # Until the first paint nearly everything that is made stays: looking for garbage in it would cost a third of the start.
-    gc.disable()
+    if not args.plain:
+        interpreter.begin()
     pipe = parent_pipe()
     loaded = load_settings(args)
     if args.plain:
-        gc.enable()
         from ._plain import converse
 
         return converse(args, loaded)

@@ -13,7 +13,6 @@ from .. import commands
 from ..attach import attachments, rough_tokens, suggest
 from ..greeting import greeting
 from ..keys import ACTIONS
-from ..panels.base import find_panels
 from ..text import numbers
 from ..widgets.bar import Bar
 from ..widgets.composer import Composer
@@ -28,6 +27,8 @@ from .turn_actions import TurnActions
 __all__ = ["ChatScreen"]
 
 DIGITS_EVERY_S = 0.5
+PAINTED_S = 0.05
+"""From the first paint to what comes next: time for the terminal to show it, and for the first key."""
 LEAST = (24, 6)
 """Columns and rows below which only a sentence is shown; a reply goes on all the same."""
 
@@ -47,12 +48,11 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
 
     def compose(self) -> ComposeResult:
         app = self.chat_app
-        panels = find_panels(app.ui.panel_order, app.ui.panel_hide)
         yield Bar(id="header", keep_right=True)
         with Horizontal(id="body"):
             yield Transcript(app.state, id="transcript")
-            yield SidePanel(panels, id="side")
-        yield MetricsStrip(panels, id="strip")
+            yield SidePanel(id="side")
+        yield MetricsStrip(id="strip")
         with Vertical(id="bottom"):
             yield Suggestions(id="suggestions")
             yield Bar(id="queued")
@@ -77,7 +77,16 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         self.set_class(self.chat_app.ui.ascii, "-ascii")
         self.apply_metrics()
         self.show_all()
-        self.call_after_refresh(self.chat_app.open_engine)
+        self.call_after_refresh(self.set_timer, PAINTED_S, self._begin)
+
+    def _begin(self) -> None:
+        """What the first paint does not wait for: the panels and the engine, with all that they import."""
+        from ..panels.base import find_panels
+
+        ui = self.chat_app.ui
+        self.side.panels = self.strip.panels = find_panels(ui.panel_order, ui.panel_hide)
+        self.show_all()
+        self.chat_app.open_engine()
 
     def on_resize(self) -> None:
         self.apply_metrics()
@@ -129,6 +138,8 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
 
     def show_metrics(self) -> None:
         app = self.chat_app
+        if not self.side.panels:
+            return
         view = app.view()
         if self.side.display:
             self.side.show(view)

@@ -14,10 +14,10 @@ from ..keys import ACTIONS, key_label
 from ..text import numbers
 from ..text.sanitise import one_line
 from .base import ChatBase
-from .picker import Item, Picked, Picker
 
 if TYPE_CHECKING:
     from ...engine.types import MtpMode
+    from .picker import Item, Picked
 
 __all__ = ["DialogActions"]
 
@@ -33,6 +33,8 @@ class DialogActions(ChatBase):
     # ---- commands
 
     def action_palette(self) -> None:
+        from .picker import Item, Picker
+
         keys = self.chat_app.keys
         ascii_only = self.chat_app.ui.ascii
         hidden = {"send", "newline", "history_prev", "history_next", "palette", "message_prev", "message_next", "fold"}
@@ -169,6 +171,8 @@ class DialogActions(ChatBase):
         self.open_sessions("")
 
     def open_sessions(self, words: str) -> None:
+        from .picker import Picker
+
         recorder = self.chat_app.recorder
         if recorder.store is None:
             self.chat_app.say("Conversations are not kept: [history] save is false.")
@@ -180,6 +184,8 @@ class DialogActions(ChatBase):
         )
 
     def _sessions(self, wanted: str) -> list[Item]:
+        from .picker import Item
+
         store = self.chat_app.recorder.store
         if store is None:
             return []
@@ -273,6 +279,7 @@ class DialogActions(ChatBase):
 
     def action_models(self) -> None:
         from ..models import DEMO, find_models
+        from .picker import Item, Picker
 
         app = self.chat_app
         recent = app.recall("recent_models")
@@ -318,6 +325,7 @@ class DialogActions(ChatBase):
             app.use_theme(name, remember=True)
             return
         from ..themes import list_themes
+        from .picker import Item, Picker
 
         before = app.ui.theme
         palettes, problems = list_themes(app.places.themes if app.places else None)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from .markdown import Block, Code, Prose, Rule, Table, blocks_of
+if TYPE_CHECKING:
+    from .markdown import Block, Code, Table
 
 __all__ = ["BLANK", "CODE_FILL", "Line", "Tail", "code_head", "lay_out", "plain_lines", "warm_up"]
 
@@ -49,10 +51,10 @@ def wrap(content: Content, width: int) -> list[tuple[Content, str]]:
     return out
 
 
-def _prefixed(block: Block, lines: list[tuple[Content, str]], fill: str = "") -> list[Line]:
+def _prefixed(first: str, rest: str, lines: list[tuple[Content, str]], fill: str = "") -> list[Line]:
     out = []
     for i, (content, join) in enumerate(lines):
-        prefix = block.first if i == 0 else block.rest
+        prefix = first if i == 0 else rest
         marks = Content.styled(prefix, MUTED) if prefix else Content("")
         skip = 0 if i == 0 or prefix.strip(" ") else len(prefix)
         out.append(Line(marks + content if prefix else content, join, skip, fill))
@@ -134,17 +136,19 @@ def _table(block: Table, width: int) -> list[Line]:
 
     rule = (Content.styled("─┼─".join("─" * w for w in widths), MUTED), "\n")
     body = [line for row in block.rows for line in cells(row, "")]
-    return _prefixed(block, [*cells(block.header, "bold"), rule, *body])
+    return _prefixed(block.first, block.rest, [*cells(block.header, "bold"), rule, *body])
 
 
 def lay_out(blocks: list[Block], width: int, code_from: int = 0) -> list[Line]:
     """The lines of the blocks at `width` cells; code blocks are numbered from `code_from`."""
+    from .markdown import Code, Prose, Rule, Table
+
     out: list[Line] = []
     for block in blocks:
         if block.gap is not None:
             out.append(Line(Content.styled(block.gap, MUTED), skip=len(block.gap)) if block.gap else BLANK)
         if isinstance(block, Prose):
-            out += _prefixed(block, wrap(block.content, width - len(block.rest)))
+            out += _prefixed(block.first, block.rest, wrap(block.content, width - len(block.rest)))
         elif isinstance(block, Code):
             out += _code(block, width, code_from)
             code_from += 1
@@ -157,13 +161,15 @@ def lay_out(blocks: list[Block], width: int, code_from: int = 0) -> list[Line]:
 
 def warm_up() -> None:
     """Import what parses and colours, so that no reply waits for it: about 0.1 s each. For a thread of its own."""
+    from .markdown import blocks_of
+
     lay_out(blocks_of("*a*\n\n```python\nx = 1\n```"), 80)
 
 
 def plain_lines(text: str, width: int, style: str = "", prefix: str = "", fill: str = "") -> list[Line]:
     """Text as it is, wrapped, with `prefix` before every line."""
-    block = Prose(content=Content.styled(text, style) if style else Content(text), first=prefix, rest=prefix)
-    return _prefixed(block, wrap(block.content, width - len(prefix)), fill)
+    content = Content.styled(text, style) if style else Content(text)
+    return _prefixed(prefix, prefix, wrap(content, width - len(prefix)), fill)
 
 
 class Tail:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from textual.content import Content
 from textual.widget import Widget
 
-from ..panels.base import WINDOW_NOTE, Panel, View
+if TYPE_CHECKING:
+    from ..panels.base import Panel, View
 
 __all__ = ["MetricsStrip", "SidePanel"]
 
@@ -19,9 +21,9 @@ class SidePanel(Widget):
 
     DEFAULT_CSS = "SidePanel { width: 32; height: 1fr; padding: 0 1; }"
 
-    def __init__(self, panels: Sequence[Panel], *, id: str | None = None) -> None:
+    def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
-        self.panels = list(panels)
+        self.panels: Sequence[Panel] = ()
         self.view: View | None = None
 
     def show(self, view: View) -> None:
@@ -29,8 +31,10 @@ class SidePanel(Widget):
         self.refresh()
 
     def rows(self, width: int, height: int) -> list[Content]:
-        if self.view is None or width < 8:
+        if self.view is None or width < 8 or not self.panels:
             return []
+        from ..panels.base import WINDOW_NOTE
+
         drawn = {p.id: p.side(self.view, width, "" if i else WINDOW_NOTE) for i, p in enumerate(self.panels)}
         shown = [p for p in self.panels if p.always]
         room = height - sum(len(drawn[p.id]) + 1 for p in shown) + 1
@@ -67,9 +71,9 @@ class MetricsStrip(Widget):
 
     DEFAULT_CSS = "MetricsStrip { height: 1; width: 1fr; padding: 0 1; }"
 
-    def __init__(self, panels: Sequence[Panel], *, id: str | None = None) -> None:
+    def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
-        self.panels = list(panels)
+        self.panels: Sequence[Panel] = ()
         self.view: View | None = None
 
     def show(self, view: View) -> None:
@@ -78,7 +82,7 @@ class MetricsStrip(Widget):
 
     def render(self) -> Content:
         width = self.content_size.width
-        if self.view is None or not width:
+        if self.view is None or not width or not self.panels:
             return Content("")
         view, bar = self.view, Content.styled(" │ " if not self.view.ascii else " | ", MUTED)
         must = [p for p in self.panels if p.always]

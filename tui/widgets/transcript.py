@@ -12,7 +12,7 @@ from rich.segment import Segment
 from textual import events
 from textual.binding import Binding
 from textual.content import Content
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
@@ -28,6 +28,7 @@ from .turn_lines import Look, TurnLines
 __all__ = ["Transcript"]
 
 COLUMN_MOST = 100
+STRIPS_MOST = 1000
 WINDOW = 60
 """Turns laid out at first; earlier ones are added when the reader scrolls up to them."""
 
@@ -72,6 +73,12 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         self._total = 0
         self._adjusting = False
         self._focused: int | None = None
+        self._drawn: list[Line | None] = []
+        """The rows in view as they were last laid out, and where: (first row, rows, new lines)."""
+        self._drawn_at: tuple[int, int, int] = (-1, 0, 0)
+        self._strips: dict[int, tuple[Line, Strip]] = {}
+        """By row of the chat: the line and what it looks like."""
+        self._strips_look: tuple[object, ...] = ()
 
     # ---- what is shown
 
@@ -116,10 +123,25 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
             self._starts, self._total = starts, y
             if not self.following and grown > 0 and before:
                 self.missed += grown
-            self._grow(Size(self.scrollable_content_region.width, y))
-            self.refresh()
+            if grown or self.virtual_size.width != self.scrollable_content_region.width:
+                self._grow(Size(self.scrollable_content_region.width, y))
         if self.following:
             self._to_end()
+        self._refresh_changed()
+
+    def _refresh_changed(self) -> None:
+        """Draw the rows again that are not what they were; while a row fills up that is one of them."""
+        top, height = self.scroll_offset.y, self.scrollable_content_region.height
+        rows = [self.line_at(y)[0] for y in range(top, top + height)]
+        state = (top, height, self.missed)
+        if state != self._drawn_at:
+            self.refresh()
+        else:
+            width = self.size.width
+            changed = [y for y, (old, new) in enumerate(zip(self._drawn, rows)) if old is not new]
+            if changed:
+                self.refresh(*(Region(0, y, width, 1) for y in changed))
+        self._drawn, self._drawn_at = rows, state
 
     def _grow(self, size: Size) -> None:
         """Set the scrollable size without laying out the screen: the scrollbar always stands there, nothing else moves."""
@@ -154,6 +176,32 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         item = self._items[self._first + i]
         row = y - self._starts[i]
         return (item.lines[row], item) if row < len(item.lines) else (None, None)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The rows with the space around them. Textual's own way goes through every style that a widget can have, for each
+        row and each time; here a row is made once, as long as it stays where it is in the chat."""
+        whole, inner = self.outer_size.width, self.scrollable_content_region.width
+        base, left = self.visual_style, self.styles.gutter.left
+        look = (whole, inner, base, self.ascii)
+        if look != self._strips_look or len(self._strips) > STRIPS_MOST:
+            self._strips, self._strips_look = {}, look
+        filters, background = self.get_line_filters(), self.background_colors[1]
+        top, last = self.scroll_offset.y, self.scrollable_content_region.height - 1
+        before, after = Segment(" " * left, base.rich_style), Segment(" " * (whole - inner - left), base.rich_style)
+        out: list[Strip] = []
+        for y in crop.line_range:
+            line = None if y == last and self.missed else self.line_at(top + y)[0]
+            kept = self._strips.get(top + y) if self.text_selection is None and line is not None else None
+            if kept is not None and kept[0] is line:
+                strip = kept[1]
+            else:
+                strip = Strip([before, *self.render_line(y), after], whole)
+                if line is not None and self.text_selection is None:
+                    self._strips[top + y] = line, strip
+            for f in filters:
+                strip = strip.apply_filter(f, background)
+            out.append(strip if crop.column_span == (0, whole) else strip.crop(*crop.column_span))
+        return out
 
     def render_line(self, y: int) -> Strip:
         width = self.scrollable_content_region.width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from textual.content import Content
 
@@ -10,8 +11,10 @@ from ..state import Turn
 from ..text import numbers
 from ..text.blocks import BlockSplitter
 from ..text.layout import BLANK, CODE_FILL, Line, Tail, code_head, lay_out, plain_lines
-from ..text.markdown import Block, Code, blocks_of
 from ..text.sanitise import one_line
+
+if TYPE_CHECKING:
+    from ..text.markdown import Block
 
 __all__ = ["Look", "TurnLines"]
 
@@ -141,6 +144,8 @@ class TurnLines:
             self._reset()
         new, self._fed = turn.text[len(self._fed) :], turn.text
         if not turn.running:
+            from ..text.markdown import Code, blocks_of
+
             self._final = True
             self._blocks = blocks_of(turn.text)
             self._body, self._tail = lay_out(self._blocks, self._width), None
@@ -171,6 +176,8 @@ class TurnLines:
 
     def _close(self, text: str) -> None:
         """Add a closed block: parsed and laid out once."""
+        from ..text.markdown import Code, blocks_of
+
         blocks = blocks_of(text)
         if blocks and self._blocks:
             blocks[0] = replace(blocks[0], gap="")
