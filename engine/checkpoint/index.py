@@ -67,6 +67,10 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> CheckpointIndex:
             "Give the folder that holds config.json and model*.safetensors.",
             path=str(folder),
         )
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        raise unreadable(folder, error) from error
     packed = read_manifest(folder)
     config_path = str(folder / "config.json")
     if not os.path.exists(config_path):

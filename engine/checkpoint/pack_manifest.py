@@ -185,8 +185,8 @@ def read_manifest(folder: Path) -> PackManifest | None:
     Raises CheckpointError for a folder whose packing did not finish, or whose manifest or files are not what was written.
     """
     path = folder / MANIFEST
-    if not path.exists():
-        if (folder / JOURNAL).exists():
+    if not os.path.exists(path):
+        if os.path.exists(folder / JOURNAL):
             raise CheckpointError(f"{folder} was not packed to the end.", _AGAIN, path=str(folder / JOURNAL))
         return None
     size = file_size(str(path))

@@ -1,5 +1,6 @@
 """Opening model folders: what is accepted, every fault as one CheckpointError, the fingerprint, and reading tensors."""
 
+import errno
 import json
 import os
 import sys
@@ -134,6 +135,14 @@ def test_a_missing_folder_a_file_and_a_folder_without_config_are_refused(tmp_pat
     assert "has no config.json" in str(refused(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert "holds no model*.safetensors" in str(refused(tmp_path))
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told(model, monkeypatch):
+    def denied(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "listdir", denied)
+    assert str(refused(model)).startswith(f"{model} cannot be read: Permission denied. ")
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "model.safetensors.index.json"])
