@@ -7,7 +7,6 @@ only inside a round.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +40,14 @@ class Draft:
 
 
 class _Kept:
-    """Wide hiddens of positions start … end - 1, in the pieces in which they came."""
+    """Wide hiddens of positions start … end - 1, in the pieces in which they came.
+
+    It only grows at its end: who saved it goes back by cutting it there, however long it has become.
+    """
 
     def __init__(self, start: int = 0, pieces: Sequence[mx.array] = ()) -> None:
         self.start = start
-        self._pieces = deque(pieces)
+        self._pieces = list(pieces)
         self.end = start + sum(p.shape[0] for p in self._pieces)
         self.nbytes = sum(p.nbytes for p in self._pieces)
 
@@ -57,17 +59,29 @@ class _Kept:
         self.end += wide.shape[0]
         self.nbytes += wide.nbytes
 
-    def drop_oldest(self) -> None:
-        gone = self._pieces.popleft()
-        self.start += gone.shape[0]
-        self.nbytes -= gone.nbytes
+    def cut(self, end: int) -> None:
+        """Forget what was appended since it ended at `end`."""
+        while self._pieces and self.end > end:
+            piece = self._pieces.pop()
+            self.end -= piece.shape[0]
+            self.nbytes -= piece.nbytes
+        if not self._pieces:
+            self.start = self.end = end
+
+    def newest(self, most_bytes: int) -> _Kept:
+        """The newest pieces within `most_bytes`; the last one at least."""
+        first, n_bytes = len(self._pieces), 0
+        while first and (first == len(self._pieces) or n_bytes + self._pieces[first - 1].nbytes <= most_bytes):
+            first -= 1
+            n_bytes += self._pieces[first].nbytes
+        return _Kept(self.start + sum(p.shape[0] for p in self._pieces[:first]), self._pieces[first:])
 
     def __len__(self) -> int:
         return len(self._pieces)
 
     def rows(self, first: int) -> mx.array:
         """[end - first, W]."""
-        wide = self._pieces[0] if len(self._pieces) == 1 else mx.concatenate(list(self._pieces), axis=0)
+        wide = self._pieces[0] if len(self._pieces) == 1 else mx.concatenate(self._pieces, axis=0)
         return wide[first - self.start :]
 
     def before(self, end: int) -> _Kept:
@@ -79,9 +93,6 @@ class _Kept:
             kept.append(piece[:left])
             left -= piece.shape[0]
         return _Kept(self.start, kept)
-
-    def copy(self) -> _Kept:
-        return _Kept(self.start, self._pieces)
 
 
 class Drafter:
@@ -132,8 +143,9 @@ class Drafter:
 
     def shrink(self) -> None:
         """Drop the oldest kept rows beyond the budget; called while nothing is drafted."""
-        while len(self._kept) > 1 and self._kept.nbytes > self._keep_bytes:
-            self._kept.drop_oldest()
+        if self._kept.nbytes > self._keep_bytes:
+            # An eighth more than has to go, so that not every step drops some.
+            self._kept = self._kept.newest(self._keep_bytes - self._keep_bytes // 8)
 
     def rewind(self, position: int, wide: mx.array | None) -> None:
         """The timeline ends at `position` again; `wide` [1, W] is the residual of its last row."""
@@ -152,11 +164,12 @@ class Drafter:
 
     def save(self) -> Any:
         """State for `restore`, taken outside a round."""
-        return self.cache, self.cache.save(), self._base, self._kept.copy()
+        return self.cache, self.cache.save(), self._base, self._kept, self._kept.end
 
     def restore(self, saved: Any) -> None:
-        self.cache, state, self._base, self._kept = saved
+        self.cache, state, self._base, self._kept, end = saved
         self.cache.restore(state)
+        self._kept.cut(end)
         self._self_fed = 0
 
     # ---- filling
