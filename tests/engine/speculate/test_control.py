@@ -83,7 +83,7 @@ def run(
 
 
 @functools.cache
-def mean(kind: str, name: str, seeds: int = 6, **more: object) -> float:
+def mean(kind: str, name: str, seeds: int = 4, **more: object) -> float:
     return statistics.mean(run(kind, MACHINES[name], seed=s, **more)[0] for s in range(seeds))  # type: ignore[arg-type]
 
 

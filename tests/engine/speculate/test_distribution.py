@@ -57,7 +57,7 @@ def check(draws: int, temperature: float, rejection: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("rejection", [False, True])
 def test_a_few_draws_of_rounds_follow_plain_sampling(rejection: bool) -> None:
-    check(300, 0.7, rejection, 3)
+    check(200, 0.7, rejection, 3)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from qwen_chat_mlx.engine.errors import UnavailableError
 WITHIN = 2e-4
 
 
-@pytest.mark.parametrize("step", [1, 7, 64])
+@pytest.mark.parametrize("step", [1, 7, pytest.param(64, marks=pytest.mark.slow)])
 def test_draft_logits_of_every_pair_are_the_references(
     oracle: Any, open_session: Callable[..., Any], step: int
 ) -> None:
@@ -67,7 +67,7 @@ def test_after_each_refresh_the_draft_cache_is_the_one_of_a_plain_pass(
 ) -> None:
     session = open_session(tiny, mtp="fixed", max_draft=3)
     scripted(session, plain.with_reply(tiny.prompt, 24), lambda _: right)
-    for _ in session.generate(tiny.prompt, 20, ignore_eos=True):
+    for _ in session.generate(tiny.prompt, 14, ignore_eos=True):
         pass
     session._rounds.drafter.fill(session.tokens)
     for got, want in zip(cache_rows(session._rounds.drafter), cache_rows(filled_in_one_pass(session)), strict=True):

@@ -138,11 +138,11 @@ def test_strict_greedy_and_sampled_ids_are_those_of_plain_decoding(
     )
     script = scripted(session, (), lambda r: (r * 7) % (k + 1))
     for turn, sampling in enumerate((None, SAMPLED), 1):
-        script.truth = plain.with_reply(layout.prompt, 24, sampling)
-        assert ids_of(session, layout.prompt, 24, sampling) == script.truth[len(layout.prompt) :]
+        script.truth = plain.with_reply(layout.prompt, 16, sampling)
+        assert ids_of(session, layout.prompt, 16, sampling) == script.truth[len(layout.prompt) :]
         drafts = session.stats().drafts
         assert 0 < drafts.accepted < drafts.proposed
-        assert drafts.committed + drafts.plain_steps + turn == 24 * turn
+        assert drafts.committed + drafts.plain_steps + turn == 16 * turn
 
 
 def test_where_bits_depend_on_the_row_count_strict_still_equals_plain_and_batched_does_not(
@@ -151,13 +151,13 @@ def test_where_bits_depend_on_the_row_count_strict_still_equals_plain_and_batche
     count_rows(0.02)
     settings: dict[str, Any] = {"prefill_step": 1, "layer_major_threshold": 1 << 30}
     prompt = tiny.prompt[:16]
-    truth = [*prompt, *ids_of(open_session(tiny, **settings), prompt, 24)]
+    truth = [*prompt, *ids_of(open_session(tiny, **settings), prompt, 16)]
     told: dict[str, list[int]] = {}
     for verify in ("strict", "batched"):
         session = open_session(tiny, mtp="fixed", max_draft=3, verify=verify, **settings)
         assert session.forward.exact_rows == frozenset(), "rows that differ must not be taken for equal"
         scripted(session, truth, lambda r: r % 4)
-        told[verify] = ids_of(session, prompt, 24)
+        told[verify] = ids_of(session, prompt, 16)
     assert told["strict"] == truth[len(prompt) :]
     assert told["batched"] != told["strict"]
 
@@ -316,7 +316,7 @@ def test_no_step_leaves_work_pending_that_holds_on_to_memory(
         if layer._sparse:
             # A budget that is never reached: nothing asks for index keys.
             layer._mixer._most_blocks = 1 << 20
-    ids_of(session, tiny.prompt[:6], 60)
+    ids_of(session, tiny.prompt[:6], 24)
     mx.synchronize()
     before = mx.get_active_memory()
     mx.eval(arrays_of(session.caches), session._rounds.drafter.arrays())
