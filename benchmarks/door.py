@@ -17,9 +17,9 @@ from measuring import Target, console, run_child, send_result, verdict
 
 from qwen_chat_mlx.engine.bench.run import RunTask, run_here
 from qwen_chat_mlx.engine.bench.workloads import load_workload, prompt_for
+from qwen_chat_mlx.engine.checkpoint.folder import find_model
 from qwen_chat_mlx.engine.checkpoint.index import open_checkpoint
 from qwen_chat_mlx.engine.config import EngineConfig
-from qwen_chat_mlx.engine.loader import find_model
 from qwen_chat_mlx.engine.session import Session
 from qwen_chat_mlx.engine.tokenizer import Tokenizer
 

@@ -187,7 +187,7 @@ class Watch:
             slot = self._store.table.slot(layer, e)
             if slot is None:
                 continue
-            memory = self._store._pool.memory(slot)
+            memory = self._store.memory(slot)
             self.checked += 1
             self.wrong += bytes(memory[self._mark_at : self._mark_at + 8]) != marker(layer, e)
             if layer % 16 == 0:

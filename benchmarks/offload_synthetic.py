@@ -151,7 +151,7 @@ class _Prefill:
         from qwen_chat_mlx.engine.prefill import PromptOrder
 
         self._session, self._ids, self._order = session, ids, PromptOrder(step, 1)
-        self.buffers = session.forward._buffers
+        self.buffers = session.forward.buffers
 
     def _timed(self, work: Callable[[], None]) -> dict[str, float]:
         """Wall and CPU seconds of `work`, with what was read and for how long reads were in flight."""

@@ -53,7 +53,9 @@ class Forward:
         meter: Meter,
     ) -> None:
         self.model, self.store, self.meter = model, store, meter
-        self._tables, self._buffers, self._dtype = tables, buffers, dtype
+        self._tables, self._dtype = tables, dtype
+        self.buffers = buffers
+        """Room for whole layers of a prompt; none where prompts go through the slots."""
         self.prove_rows: Callable[[], frozenset[int]] | None = None
         """What finds `exact_rows` when they are first needed; None where no rows are to share products."""
         self._exact_rows: frozenset[int] = frozenset()
@@ -74,7 +76,7 @@ class Forward:
 
     @property
     def can_layer_major(self) -> bool:
-        return bool(self._buffers)
+        return bool(self.buffers)
 
     def ask_rows(self, before: Sequence[int], ids: Sequence[int]) -> dict[int, PendingRows]:
         """Start fetching the table rows of `ids`; keyed by layer."""
@@ -155,7 +157,7 @@ class Forward:
         asked = _RowsAhead(self, before, chunks)
         wide = [self.model.embed(as_ids(chunk)) for chunk in chunks]
         result = LayerMajor(wide, {c: [] for c in save_after})
-        sources = _Sources(self.store, self._buffers, layers)
+        sources = _Sources(self.store, self.buffers, layers)
         try:
             for number, layer in enumerate(self.model.layers):
                 source = sources.enter(number)
@@ -244,12 +246,13 @@ class _Sources:
             self._of[layer] = idle
 
     def enter(self, layer: int) -> ExpertSource:
-        """The source of a layer, its bytes there; the next layer's are on their way where a buffer is idle."""
+        """The source of a layer, its bytes there; the next layer that has to be read is on its way where a buffer is idle."""
         self._load(layer)
+        ahead = next((n for n in range(layer + 1, self._layers) if not self._all_resident(n)), self._layers)
+        self._load(ahead)
         buffer = self._of.get(layer)
         if buffer is None:
             return self._store
-        self._load(layer + 1)
         buffer.wait()
         return buffer
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from .checkpoint.folder import find_model
 from .checkpoint.header import TensorEntry
 from .checkpoint.index import CheckpointIndex, open_checkpoint, read_tensor
 from .checkpoint.names import canonical_entries, check_census, did_you_mean
 from .checkpoint.pack import packed_expert_bytes
 from .checkpoint.quant import Quantization, check_scales, read_quantization
 from .config import EngineConfig
-from .errors import CheckpointError, ConfigError, MemoryPlanError, UnavailableError
+from .errors import CheckpointError, MemoryPlanError, UnavailableError
 from .forward import Forward
 from .layers.device import on_gpu, recommended_memory_bytes
 from .layers.expert import APART_BYTES, ExpertMath
@@ -32,9 +31,8 @@ from .offload.reader import BOUNCE_BYTES, Reader
 from .offload.rows import RowStore
 from .plan import MemoryPlan, Needs, PoolNeeds, machine, make_plan, size_text
 
-__all__ = ["Loaded", "Survey", "find_model", "load", "survey"]
+__all__ = ["Loaded", "Survey", "load", "survey"]
 
-DEMO = "demo"
 _UNUSED = ("model.visual.",)
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 _STORED = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32, "U32": mx.uint32}
@@ -86,42 +84,6 @@ class Loaded:
         """End the reading threads. Harmless when called again."""
         self.reader.close()
         self.rows_reader.close()
-
-
-def find_model(text: str) -> Path:
-    """The folder that a setting means: a path, "demo", or "org/name" in the Hugging Face cache (looked up locally).
-
-    Raises CheckpointError, and ConfigError for an empty one.
-    """
-    if not text.strip():
-        raise ConfigError(
-            "No model is named: model.path is empty.",
-            'Give a model folder with --model PATH, or "org/name" of one in the Hugging Face cache.',
-            key="model.path",
-        )
-    if text == DEMO:
-        folder = Path(__file__).parent / "demo"
-        if not (folder / "config.json").exists():
-            raise CheckpointError(
-                "This installation has no built-in demo model.",
-                "Give a model folder with --model PATH.",
-                path=str(folder),
-            )
-        return folder
-    path = Path(os.path.expanduser(text))
-    if os.path.exists(path) or text.count("/") != 1 or text.startswith((".", "/", "~")):
-        return path
-    home = os.environ.get("HF_HOME")
-    hub = os.environ.get("HF_HUB_CACHE") or str(Path(home or "~/.cache/huggingface").expanduser() / "hub")
-    snapshots = Path(hub) / f"models--{text.replace('/', '--')}" / "snapshots"
-    found = sorted((p for p in snapshots.glob("*") if (p / "config.json").exists()), key=lambda p: p.stat().st_mtime)
-    if not found:
-        raise CheckpointError(
-            f"{text!r} is neither a folder nor a model in the Hugging Face cache ({snapshots.parent}).",
-            f"Download it first (hf download {text}), or give the path of its folder.",
-            path=str(snapshots),
-        )
-    return found[-1]
 
 
 def survey(config: EngineConfig) -> Survey:

@@ -12,10 +12,11 @@ import random
 import time
 from dataclasses import asdict, dataclass
 
+from ..checkpoint.folder import DEMO, find_model
 from ..config import EngineConfig
 from ..errors import CheckpointError
 from ..layers.device import on_gpu, recommended_memory_bytes
-from ..loader import DEMO, Survey, find_model, survey
+from ..loader import Survey, survey
 from ..offload.layout import ExpertLayout
 from ..offload.reader import Reader
 from ..plan import MemoryPlan, machine

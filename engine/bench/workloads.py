@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..checkpoint.folder import find_model
 from ..checkpoint.index import open_checkpoint
 from ..codec import Codec
 from ..errors import UsageError
-from ..loader import find_model
 from ..tokenizer import Tokenizer
 
 __all__ = ["BUNDLED", "Workload", "cut", "load_workload", "prompt_for"]

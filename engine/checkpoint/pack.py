@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import CheckpointError, StorageError, UsageError
 from .codes import Form, encode, form_for
+from .folder import find_model
 from .header import TensorEntry, unreadable
 from .index import read_tensor
 from .pack_files import Output, safetensors_header, storage_error, write_file
@@ -88,9 +89,10 @@ def pack(
 ) -> Packed:  # fmt: skip
     """Pack the model folder `source` into `target`, or continue doing so. Raises CheckpointError, StorageError, UsageError.
 
+    A text names the source as `model.path` does: a folder, or "org/name" in the Hugging Face cache.
     `experts` is one of EXPERT_FORMS, `resident` 16 (as stored) or 8 (large dense matrices affine with 8 bits).
     """
-    source, target = Path(source), Path(target)
+    source, target = find_model(source) if isinstance(source, str) else Path(source), Path(target)
     if experts not in EXPERT_FORMS:
         raise UsageError(f"There is no expert form {experts!r}; known are {', '.join(EXPERT_FORMS)}.")
     if resident not in (8, 16):

@@ -40,6 +40,8 @@ class ExpertMath:
     def __init__(self, layout: ExpertLayout, dtype: mx.Dtype, scales: list[Mapping[str, np.ndarray]]) -> None:
         """`scales[layer]` maps roles to BF16 bits uint16 [E, r, c], {} for experts of plain floats."""
         self._forms = {role: stored.form for role, stored in layout.stored.items() if stored.form is not None}
+        self.by_number = any(scales)
+        """Whether experts have scales beside their bytes."""
         self._dtype = dtype
         numbers = sum(shape_numbers(p.shape) for p in layout.parts)
         self.most_apart = _MANY if self._forms else max(1, APART_BYTES // (4 * numbers))

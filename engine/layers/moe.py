@@ -56,7 +56,8 @@ class SharedExpert:
 
 def weighted_sum(outputs: mx.array, weights: mx.array, shared: mx.array) -> mx.array:
     """Expert outputs [T, k, H] in rank order, weights [T, k], shared [T, H] -> [T, H], added one rank after another."""
-    total = outputs[:, 0] * weights[:, 0, None]
-    for rank in range(1, outputs.shape[1]):
-        total = total + outputs[:, rank] * weights[:, rank, None]
-    return total + shared
+    # One addition after another on pieces of one product: the order is fixed on every device, with few operations.
+    total, *others = mx.split(outputs * weights[..., None], outputs.shape[1], axis=1)
+    for weighted in others:
+        total = total + weighted
+    return total.squeeze(1) + shared

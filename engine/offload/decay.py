@@ -84,7 +84,7 @@ class DecayPolicy:
         if self._squares is None:
             self._start(len(experts))
         if learns:
-            self._squares += memory.T @ memory * np.outer(scale, scale)
+            self._squares += memory.T @ memory * (scale[:, None] * scale)
             self._products += asked.sum(axis=0) * scale
         scale *= self._keep
         memory[experts] = asked + self._mark / scale

@@ -224,6 +224,10 @@ class ExpertStore:
         self.table.clear()
         self._slot_map = None
 
+    def memory(self, slot: int) -> memoryview:
+        """The bytes of a slot."""
+        return self._pool.memory(slot)
+
     @property
     def misses(self) -> int:
         """Experts that had to be read, so far."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import mlx.core as mx
-import numpy as np
 
 from .layout import Part
 from .memory import FLAT_BYTES, Pool
@@ -27,6 +26,8 @@ class Computes(Protocol):
 
     most_apart: int
     """Rows of one `apart` that keep what it makes of the stored parts small."""
+    by_number: bool
+    """Whether an expert's number matters besides its bytes."""
 
     def together(self, x: mx.array, views: Mapping[str, mx.array], layer: int, expert: int) -> mx.array:
         """x [m, H] -> [m, H], all rows through one expert in one product."""
@@ -83,9 +84,8 @@ class Shelf:
 
     def _apart(self, x: mx.array, layer: int, experts: Sequence[int], places: Sequence[int], block: int) -> mx.array:
         first = block * self.block
-        where = np.array([experts, [p - first for p in places]], np.int32)
-        both = mx.array(where)
-        return self.apart_unread(x, layer, both[0], both[1], block)
+        where = mx.array([p - first for p in places])
+        return self.apart_unread(x, layer, mx.array(experts) if self._computes.by_number else where, where, block)
 
     def apart_unread(self, x: mx.array, layer: int, experts: mx.array, places: mx.array, block: int = 0) -> mx.array:
         """The same for int32 arrays [n] that may never be looked at; `places` count from the block's first."""

@@ -76,7 +76,7 @@ class Shelf:
         assert len(residents) + len(self.store.table._free) == self.store.table.slots
         for layer, expert, slot in residents:
             stored = self.gate_up[layer, expert].tobytes() + self.down[layer, expert].tobytes()
-            assert bytes(self.store._pool.memory(slot))[: len(stored)] == stored, (layer, expert, slot)
+            assert bytes(self.store.memory(slot))[: len(stored)] == stored, (layer, expert, slot)
 
 
 @pytest.fixture
@@ -308,10 +308,10 @@ def test_a_stop_while_waiting_for_the_disk_leaves_at_once_and_nobody_writes_late
     s.meter.cancel = asked.is_set
     with pytest.raises(Cancelled):
         run(s, 0, x, ids)
-    written = bytes(s.store._pool.memory(0))
+    written = bytes(s.store.memory(0))
     assert len(s.store.table) == 0
     go_on.set()
-    assert bytes(s.store._pool.memory(0)) == written
+    assert bytes(s.store.memory(0)) == written
     s.meter.cancel, s.before = lambda: False, lambda offset: None
     np.testing.assert_allclose(run(s, 0, x, ids), s.product(0, x, ids), atol=1e-5)
     s.consistent()

@@ -135,9 +135,23 @@ def test_with_every_expert_resident_nothing_is_read(layout: Any, disk: Any, open
 def test_the_next_layer_is_on_its_way_before_a_layer_is_computed(tiny: Any, open_session: Callable[..., Any]) -> None:
     session = open_session(tiny, layer_major_threshold=ALWAYS)
     loaded: list[set[int]] = []
-    session.forward.on_routes = lambda layer, _: loaded.append({b.layer for b in session.forward._buffers})
+    session.forward.on_routes = lambda layer, _: loaded.append({b.layer for b in session.forward.buffers})
     session.score(tiny.prompt)
     assert loaded == [{0, 1}, {1, 2}, {2, 3}, {2, 3}]
+
+
+def test_while_a_resident_layer_is_computed_the_next_one_that_is_not_is_read(
+    tiny: Any, open_session: Callable[..., Any]
+) -> None:
+    session = open_session(tiny, layer_major_threshold=ALWAYS, expert_cache="50 %")
+    store = session.loaded.store
+    for layer in (0, 1):
+        store.run(layer, [mx.ones((1, 64))], [np.arange(8, dtype=np.int32)[None]], together=False)
+    loaded: list[set[int]] = []
+    session.forward.on_routes = lambda layer, _: loaded.append({b.layer for b in session.forward.buffers} - {-1})
+    assert np.abs(session.score(tiny.prompt) - tiny.logits).max() <= 2e-4
+    assert loaded[0] == {2}
+    assert {2, 3} <= loaded[2]
 
 
 @pytest.mark.parametrize("buffers", [0, 1, 2])
@@ -145,7 +159,7 @@ def test_a_prompt_takes_whatever_layer_buffers_there_are(
     tiny: Any, disk: Any, open_session: Callable[..., Any], buffers: int
 ) -> None:
     session = open_session(tiny, layer_major_threshold=ALWAYS)
-    session.forward._buffers = session.forward._buffers[:buffers]
+    session.forward.buffers = session.forward.buffers[:buffers]
     disk.forget()
     assert np.abs(session.score(tiny.prompt) - tiny.logits).max() <= 2e-4
     assert (session.stats().experts.layer_reads == 32) == (buffers > 0)

@@ -211,7 +211,7 @@ def consistent(session: Any) -> None:
         assert len(residents) + len(store.table._free) == store.table.slots
         assert len({slot for *_, slot in residents}) == len(residents)
         for layer, expert, slot in residents:
-            held = bytes(store._pool.memory(slot))
+            held = bytes(store.memory(slot))
             for r in store.layout.ranges(layer, expert):
                 with Path(r.path).open("rb") as f:
                     f.seek(r.offset)

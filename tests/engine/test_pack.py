@@ -18,6 +18,7 @@ from qwen_chat_mlx.engine.checkpoint.names import canonical_entries
 from qwen_chat_mlx.engine.checkpoint.pack import EXPERT_FORMS, pack, packed_expert_bytes, verify
 from qwen_chat_mlx.engine.checkpoint.pack_manifest import PAGE
 from qwen_chat_mlx.engine.checkpoint.quant import read_f32, read_quantization
+from qwen_chat_mlx.engine.errors import CheckpointError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TRUNK = "model.language_model.layers"
@@ -139,16 +140,29 @@ def test_an_expert_is_one_aligned_read_and_a_layer_is_one_too(tmp_path: Path, op
         assert layout.expert_bytes == layout.slot_bytes
 
 
+def test_a_source_may_be_named_as_a_model_of_the_hugging_face_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--Qwen--Tiny" / "snapshots" / "abc"
+    shutil.copytree(FIXTURES / "fp8-1", snapshot)
+    assert pack("Qwen/Tiny", tmp_path / "packed").manifest.source == open_checkpoint(snapshot).fingerprint
+    with pytest.raises(CheckpointError, match="neither a folder nor a model in the Hugging Face cache") as e:
+        pack("Qwen/Other", tmp_path / "other")
+    assert "hf download Qwen/Other" in e.value.hint
+    assert not (tmp_path / "other").exists()
+
+
 def test_direct_reads_of_a_packed_folder_need_no_copy(tmp_path: Path, open_session: Callable[..., Any]) -> None:
     pack(FIXTURES / "fp8-2", tmp_path / "packed")
     prompt = np.load(FIXTURES / "fp8-2" / "reference.npz")["prompt"].tolist()
     sessions = [open_session(tmp_path / "packed", direct_io=mode) for mode in ("off", "on")]
     first, second = (s.score(prompt) for s in sessions)
     np.testing.assert_array_equal(first, second)
-    layout, pool = sessions[1].loaded.survey.layout, sessions[1].loaded.store._pool
+    layout, store = sessions[1].loaded.survey.layout, sessions[1].loaded.store
     for slot in range(2):
-        address = ctypes.addressof(ctypes.c_char.from_buffer(pool.memory(slot)))
-        assert (address | layout.ranges(0, 1)[0].offset | len(pool.memory(slot))) % PAGE == 0
+        address = ctypes.addressof(ctypes.c_char.from_buffer(store.memory(slot)))
+        assert (address | layout.ranges(0, 1)[0].offset | len(store.memory(slot))) % PAGE == 0
 
 
 def test_resident_tensors_with_eight_bits_stay_near_and_what_decides_stays_as_it_was(
