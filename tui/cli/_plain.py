@@ -282,7 +282,10 @@ class PlainChat:
         self.conversation = to
 
     def _resume(self, rest: str) -> None:
-        found = self._store.open(rest)
+        try:
+            found = self._store.open(rest)
+        except UsageError as e:
+            raise UsageError(e.message, "/chats lists them." if "Ctrl" in e.hint else e.hint) from None
         if found.read_only:
             found.close()
             raise StorageError(f"{found.id} is read-only. {found.read_only}")
@@ -357,6 +360,8 @@ class PlainChat:
         c = self.conversation
         if kind not in ("md", "json"):
             raise UsageError("/export takes md or json, and a file name if you like.")
+        if not c.turns:
+            raise UsageError("There is nothing to export yet.")
         text = to_markdown(c.title, c.turns) if kind == "md" else to_json(c.id, c.title, c.turns)
         self._say(f"Wrote {save(Path(name.strip() or file_name(c.title, kind)), text)}.")
 

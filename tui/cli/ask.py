@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..config import Loaded
 
 REQUEST_ID = "ask"
+MOST_PIPED = 64 << 20
+"""Bytes of stdin that are read at the most."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +60,13 @@ def _prompt(words: list[str], raw: bool) -> str:
     given = "" if words == ["-"] else typed(words)
     piped = ""
     if sys.stdin is not None and not sys.stdin.isatty():
+        raw_bytes = sys.stdin.buffer.read(MOST_PIPED + 1)
+        if len(raw_bytes) > MOST_PIPED:
+            raise UsageError(
+                f"More than {MOST_PIPED >> 20} MiB are piped in.", "That fits no model's context; pipe in a part of it."
+            )
         try:
-            piped = sys.stdin.buffer.read().decode("utf-8-sig")
+            piped = raw_bytes.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise UsageError(
                 "What is piped in is not UTF-8 text.", "Convert it first, for example with iconv."

@@ -92,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
 def which_conversation(args: argparse.Namespace, loaded: Loaded) -> str | None:
     """Id of the conversation to go on with, or None for a new one. Raises UsageError where there is no such one."""
     from ..conversations import Store
+    from ._flags import refuse_empty
 
+    refuse_empty(__resume=args.resume)
     if not args.resume_last and not args.resume:
         return None
     store = Store(loaded.places.conversations)

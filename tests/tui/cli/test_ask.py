@@ -190,3 +190,12 @@ def test_a_prompt_that_is_no_text_is_refused():
     done = ask(b"caf\xe9")
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.startswith(b"qwen-chat: The prompt is not UTF-8 text.")
+
+
+def test_input_without_an_end_is_refused_when_it_is_too_much():
+    with open("/dev/zero", "rb") as endless:
+        done = subprocess.run(
+            [*COMMAND, script(), "ask", "x"], stdin=endless, capture_output=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"qwen-chat: More than 64 MiB are piped in.")

@@ -58,8 +58,9 @@ def test_a_prompt_on_the_command_line_is_sent_and_a_conversation_is_resumed(home
     assert asked(home)[-1][0][0] == ["user", "hello there"]
     assert entry.turns == 4
     assert talk(home, argv=["--resume", entry.id[:8]])[0] == 0
-    code, out, _ = talk(home, argv=["--resume", "nonsense"])
-    assert (code, out.count("\n")) == (2, 1)
+    for wrong in ("nonsense", ""):
+        code, out, _ = talk(home, argv=["--resume", wrong])
+        assert (code, out.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +110,14 @@ def test_a_temporary_chat_is_not_kept(home):
 def test_commands_do_what_they_say_and_slips_are_named(home):
     code, out, _ = talk(
         home, "/hlep", "/mtp on", "/mtp off", "/think maybe", "/think off", "/set temprature 1", "/set temperature 9",
-        "/set temperature 0.5", "/set max_tokens 5", "/regen", "/continue", "/export xml", "//path is a prompt", "/help",
+        "/set temperature 0.5", "/set max_tokens 5", "/regen", "/continue", "/export xml", "/export md", "/resume zz",
+        "//path is a prompt", "/help",
     )  # fmt: skip
     assert code == 0
     for said in (
         "did you mean /help?", "mtp.mode = 'on'", "Drafting is off.", "takes on, off or auto", "Thinking is off.",
         "Did you mean temperature?", "from 0 to 5", "temperature is 0.5.", "nothing to answer again", "no reply that was cut off",
-        "takes md or json", "/resume ID",
+        "takes md or json", "nothing to export yet", "There is no conversation 'zz'. /chats lists them.", "/resume ID",
     ):  # fmt: skip
         assert said in out, said
     (request,) = asked(home)
