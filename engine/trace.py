@@ -200,6 +200,11 @@ def _header(value: dict[str, Any]) -> TraceHeader:
 
 
 def _step(value: dict[str, Any]) -> StepRecord:
+    for f in ("step", "at", "tokens"):
+        value[f]
+    unknown = value.keys() - {f.name for f in fields(StepRecord)}
+    if unknown:
+        raise ValueError(f"nothing is known of {sorted(unknown)[0]!r}")
     record = StepRecord(**value)
     for name in ("step", "at", "tokens", "drafted", "accepted"):
         _number(getattr(record, name), 0, 1 << 40, name)

@@ -40,7 +40,9 @@ def load_workload(name: str) -> Workload:
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text.", "Convert it first, for example with iconv.") from None
     except OSError as e:
-        raise UsageError(f"{path} cannot be read: {e.strerror or e}.") from None
+        raise UsageError(
+            f"{path} cannot be read: {e.strerror or e}.", f"Use {' or '.join(BUNDLED)}, or the path of a text file."
+        ) from None
     return Workload(name if name in BUNDLED else path.name, text)
 
 

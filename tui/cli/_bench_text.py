@@ -34,7 +34,7 @@ def show(report: BenchReport) -> None:
         table.add_row(*row)
     console.print(table)
     for note in _notes(report):
-        console.print(note, soft_wrap=True)
+        console.print(note)
     console.print()
 
 

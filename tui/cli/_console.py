@@ -1,4 +1,4 @@
-"""The console that verbs print tables on: plain words only, and a reader that leaves early is no error of ours."""
+"""The console that verbs print tables on: plain words only, lines that are not folded, and a reader that leaves early is no error of ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class TableConsole(Console):
     """Knows no markup and no highlighting; passes a broken pipe on to `main`, where rich itself would exit with 1."""
 
     def __init__(self) -> None:
-        super().__init__(highlight=False, markup=False)
+        super().__init__(highlight=False, markup=False, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

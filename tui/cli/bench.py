@@ -56,7 +56,10 @@ def _bench(args: argparse.Namespace) -> int:
     from ...engine.bench.workloads import BUNDLED, load_workload
     from ..config_text import parse_scalar
     from ._bench_text import as_markdown, show
+    from ._flags import refuse_empty
 
+    for name in args.workloads:
+        refuse_empty(__workload=name)
     arms = parse_arms(args.arms, load_settings(args).engine, parse_scalar)
     benches = [
         Bench(arms, load_workload(name), args.prompt_tokens, args.reply_tokens, args.runs, args.drop_page_cache)

@@ -183,6 +183,7 @@ def test_without_a_terminal_too_wrong_words_are_what_is_said(argv, said):
         (["config", "--init", "--config", " "], "--config"),
         (["pack", "", "/nowhere/to/write"], "SRC"),
         (["pack", "/nowhere", ""], "DST"),
+        (["bench", "--model", "x", "--workload", ""], "--workload"),
     ],
 )
 def test_an_empty_path_is_not_taken_for_the_folder_one_is_in(argv, word, capsys):

@@ -1,10 +1,12 @@
 """`qwen-chat replay`: a table and JSON of a trace, and one sentence for everything that is none."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from qwen_chat_mlx.engine.trace import TraceHeader, TraceWriter
+from qwen_chat_mlx.engine.trace import StepRecord, TraceHeader, TraceWriter
 from qwen_chat_mlx.tui.cli import main
 
 
@@ -24,8 +26,8 @@ def test_a_trace_becomes_a_table_of_policies_and_sizes(trace, capsys):
     assert "2 layers x 8 experts, 2 a token; 40 forwards" in shown
     for policy in ("decay", "lru", "lfu", "belady"):
         assert f"\n{policy}" in shown
-    assert shown.splitlines()[2].split()[2:] == ["0.75", "1.5", "2", "3", "5", "8"]
-    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.splitlines()[1].split()[2:] == ["0.75", "1.5", "2", "3", "5", "8"]
+    assert max(map(len, shown.splitlines()[1:-1])) <= 80
 
 
 def test_json_has_every_number_of_the_table(trace, capsys):
@@ -60,3 +62,16 @@ def test_a_file_that_is_no_trace_is_one_sentence(tmp_path, capsys):
     assert "not a line of a trace" in capsys.readouterr().err
     assert main(["replay", str(tmp_path / "absent")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_lines_are_not_folded_on_a_pipe(tmp_path):
+    trace = tmp_path / "t"
+    with TraceWriter(
+        trace, TraceHeader(layers=1, experts=8, top_k=2, policy="a policy with a name of some length")
+    ) as w:
+        w.routes(0, 0, "plain", [[1, 2]])
+        w.step(StepRecord(0, 1, 1))
+    command = [sys.executable, "-m", "qwen_chat_mlx", "replay", str(trace)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    assert said[0].endswith("policy a policy with a name of some length")
+    assert said[-1].endswith("which knows the future.")
