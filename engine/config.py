@@ -233,6 +233,10 @@ class EngineConfig:
         'Read past the operating system\'s page cache (O_DIRECT, F_NOCACHE). "auto": where the file system allows it and '
         "the experts do not fit in memory.",
     )  # fmt: skip
+    prefetch: bool = setting(
+        "offload", "prefetch", False, boolean,
+        "Read the experts that the next layer will probably ask for ahead. Measures itself and stops where it does not pay.",
+    )  # fmt: skip
     prefill_step: int = setting(
         "prefill", "prefill_step", 1024, whole(1, 65536),
         "Prompt tokens that go through the model at once.",

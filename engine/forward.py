@@ -24,8 +24,11 @@ __all__ = ["Forward", "LayerMajor"]
 
 TOGETHER_ROWS = 64
 """From this many routed rows on, the rows of one expert are one product."""
-_HOT_TOKENS = 128
+_HOT_TOKENS = 1024
 """Routes of this many last prompt tokens say which experts are worth keeping for decode."""
+
+_FEW_ROWS = 8
+"""Rows of one forward that are a step of decode."""
 
 Progress = Callable[[int, int], None]
 
@@ -98,10 +101,15 @@ class Forward:
             spans = [(i, i + 1) for i in range(len(ids))] if apart and not exact else [(0, len(ids))]
             together = exact if apart else together
             parts = [self.model.embed(as_ids(ids[a:b])) for a, b in spans]
+            ahead = self.store.prefetch if len(ids) <= _FEW_ROWS else None
+            if ahead is not None:
+                ahead.begin(len(ids))
             for number, layer in enumerate(self.model.layers):
                 self.meter.check()
                 rows = self._rows(pending.pop(number, None))
                 parts = self._layer(number, layer, parts, caches[number], rows, spans, apart=apart, together=together)
+            if ahead is not None:
+                ahead.end()
         finally:
             for rows_left in pending.values():
                 rows_left.drop()
@@ -127,7 +135,7 @@ class Forward:
             # Nothing has to be fetched, so nobody has to know the choice: the rows of a token are one graph.
             outputs = self.store.run_unread(number, hidden, [w.ids for w in asked])
         else:
-            ids = self.read_back(asked)
+            ids = self.read_back(asked, self._next_guess(number, asked) if few else None)
             if self.on_routes is not None:
                 self.on_routes(number, ids)
             if together is None:
@@ -135,10 +143,22 @@ class Forward:
             outputs = self.store.run(number, hidden, ids, together=together)
         return [layer.merge(x, w, out) for x, w, out in zip(mixed, asked, outputs)]
 
-    def read_back(self, asked: Sequence[ExpertInput]) -> list[np.ndarray]:
-        """The routers' choices [t, k] of all parts, in one synchronisation."""
+    def _next_guess(self, number: int, asked: Sequence[ExpertInput]) -> mx.array | None:
+        """Whom the next layer will probably ask for [T, k], where somebody reads ahead."""
+        ahead = self.store.prefetch
+        if ahead is None or not ahead.wanted or number + 1 == len(self.model.layers):
+            return None
+        hidden = [w.hidden for w in asked]
+        rows = hidden[0] if len(hidden) == 1 else mx.concatenate(hidden, axis=0)
+        return self.model.layers[number + 1].guess(rows, asked[0].ids.shape[1])
+
+    def read_back(self, asked: Sequence[ExpertInput], guess: mx.array | None = None) -> list[np.ndarray]:
+        """The routers' choices [t, k] of all parts, in one synchronisation; a guess goes to whoever reads ahead."""
         with self.meter.wait("router_sync"):
-            mx.eval([w.ids for w in asked])
+            mx.eval([w.ids for w in asked], [] if guess is None else guess)
+        if guess is not None and self.store.prefetch is not None:
+            # The likeliest of every row before the second likeliest of any.
+            self.store.prefetch.expect(list(dict.fromkeys(np.array(guess).T.reshape(-1).tolist())))
         self.store.syncs += 1
         # The shared expert needs nothing from the disk: it runs while reads are prepared.
         mx.async_eval([w.shared for w in asked])

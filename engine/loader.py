@@ -227,6 +227,8 @@ def load(config: EngineConfig, progress: Progress = lambda *_: None, reader: Rea
             if s.draft_layout is not None and draft_computes is not None
             else None
         )
+        if config.prefetch:
+            store.read_ahead()
         store.fill(lambda done, total: progress("loading experts", done, total, "experts"))
         if draft_store is not None and config.mtp != "off":
             draft_store.fill()

@@ -185,6 +185,10 @@ class ExpertStats:
     """Times a layer's experts ran in more than one wave."""
     syncs: int = 0
     """Router read-backs."""
+    guessed: int = 0
+    """Experts that were read because the next layer would probably ask for them."""
+    guessed_right: int = 0
+    """Of those, the ones it asked for."""
     plain_misses: int = 0
     verify_misses: int = 0
     draft_misses: int = 0
@@ -198,6 +202,8 @@ class ExpertStats:
     budget_bytes: int = gauge(0)
     total: int = gauge(0)
     """Experts in the model that this pool serves."""
+    prefetch: str = gauge("")
+    """What reading ahead does now and why; empty where it is not asked for."""
 
     @property
     def hit_rate(self) -> float | None:

@@ -39,6 +39,10 @@ class Router:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         return ids.astype(mx.int32), weights.astype(logits.dtype)
 
+    def likeliest(self, h: mx.array, count: int) -> mx.array:
+        """h [T, H] -> the `count` experts with the highest logits, int32 [T, count], the highest first."""
+        return mx.argsort(-self._gate(h), axis=-1)[:, :count].astype(mx.int32)
+
 
 class SharedExpert:
     """The expert that every token goes through, behind a sigmoid gate."""

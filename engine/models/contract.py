@@ -73,6 +73,10 @@ class Layer(Protocol):
         """
         ...
 
+    def guess(self, hidden: mx.array, count: int) -> mx.array:
+        """The experts' input [T, H] of the layer below -> [T, count] int32: whom this layer will probably ask for."""
+        ...
+
     def merge(self, x: mx.array, asked: ExpertInput, outputs: mx.array) -> mx.array:
         """Residual [T, W] and expert outputs [T, k, H] in rank order -> residual after the layer [T, W]."""
         ...

@@ -400,6 +400,9 @@ class _Layer:
         ids, scores = self._router(hidden)
         return x, ExpertInput(hidden, ids, scores, self._shared(hidden), weights)
 
+    def guess(self, hidden: mx.array, count: int) -> mx.array:
+        return self._router.likeliest(hidden, count)
+
     def merge(self, x: mx.array, asked: ExpertInput, outputs: mx.array) -> mx.array:
         return inject(x, weighted_sum(outputs, asked.weights, asked.shared), asked.inject)
 

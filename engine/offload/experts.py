@@ -7,8 +7,9 @@ error leaves, claimed slots without bytes are empty again, and the next request 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Protocol
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ from .layer_buffer import LayerBuffer
 from .layout import ExpertLayout
 from .memory import Pool
 from .policy import SlotTable
+from .prefetch import Prefetch
 from .reader import Reader, Ticket
 from .routed import Routed, routed
 from .shelf import Computes, Shelf
@@ -28,6 +30,7 @@ __all__ = ["ExpertSource", "ExpertStore"]
 
 _POLL_S = 0.05
 """While waiting for the disk, how often a stop is looked for."""
+_NOBODY: Mapping[tuple[int, int], Ticket] = MappingProxyType({})
 _MOST_UNREAD = 256
 """Forwards whose choices are kept for counting before they are looked at."""
 
@@ -65,6 +68,18 @@ class ExpertStore:
         """Router read-backs; counted by the forward."""
         self.on_lookup: Callable[[int, Sequence[int]], None] | None = None
         """Told (layer, experts) of every lookup; a trace listens here."""
+        self.prefetch: Prefetch | None = None
+        """Reads the next layer's experts ahead, where that is wanted."""
+
+    def read_ahead(self) -> None:
+        """From now on take guesses for the next layer."""
+        if self.table.crowded:
+            self.prefetch = Prefetch(self.table, self._read_early)
+
+    def _read_early(self, layer: int, expert: int, slot: int) -> Ticket:
+        ticket = self._reader.submit(self.layout.ranges(layer, expert), self._pool.memory(slot), background=True)
+        self._read_bytes += ticket.n_bytes
+        return ticket
 
     def run(
         self, layer: int, hidden: Sequence[mx.array], ids: Sequence[np.ndarray], *, together: bool
@@ -78,21 +93,33 @@ class ExpertStore:
         self._hits += len(found.hits)
         self._misses += len(found.misses)
         waves = self.table.waves(layer, union)
+        coming = {} if self.prefetch is None else self.prefetch.take(layer, union)
+        if len(waves) > 1 and coming:
+            # A wave takes the slots of others: whoever is on the way has to be there.
+            with self._reading(layer, (), (), coming) as tickets:
+                while tickets:
+                    self._arrived(tickets)
+            coming = {}
         for i, wave in enumerate(waves):
             if i:
                 self._waves += 1
                 self._meter.check()
-            made = self._wave(layer, wave, products)
+            made = self._wave(layer, wave, products, coming)
             if i + 1 < len(waves):
                 # The next wave may take these slots: whoever reads them has to be done.
                 mx.eval(made)
         return products.outputs()
 
-    def _wave(self, layer: int, wave: list[int], products: Routed) -> list[mx.array]:
-        """Compute the experts of one wave, resident ones while the others are read."""
-        resident = [(e, s) for e in wave if (s := self.table.slot(layer, e)) is not None]
-        absent = [e for e in wave if self.table.slot(layer, e) is None] if len(resident) < len(wave) else []
-        with self._reading(layer, absent, wave) as tickets:
+    def _wave(
+        self, layer: int, wave: list[int], products: Routed, coming: Mapping[tuple[int, int], Ticket]
+    ) -> list[mx.array]:
+        """Compute the experts of one wave, resident ones while the others are read or still `coming`."""
+        places = {e: s for e in wave if (s := self.table.slot(layer, e)) is not None}
+        resident = [place for place in places.items() if place not in coming]
+        absent = [e for e in wave if e not in places] if len(places) < len(wave) else []
+        with self._reading(layer, absent, wave, coming) as tickets:
+            if self.prefetch is not None:
+                self.prefetch.start(layer, wave)
             made = products.compute(self._shelf, layer, resident)
             while tickets:
                 if made:
@@ -103,15 +130,16 @@ class ExpertStore:
 
     @contextmanager
     def _reading(
-        self, layer: int, absent: Sequence[int], protected: Sequence[int]
-    ) -> Iterator[dict[tuple[int, int], Ticket]]:
-        """Slots for `absent` experts and their reads, by (expert, slot); whoever has arrived is taken out.
+        self, layer: int, absent: Sequence[int], protected: Sequence[int],
+        coming: Mapping[tuple[int, int], Ticket] = _NOBODY,
+    ) -> Iterator[dict[tuple[int, int], Ticket]]:  # fmt: skip
+        """Slots for `absent` experts and their reads, by (expert, slot), with those that are `coming` already.
 
-        On any error inside nobody reads any more, and who had not arrived has no slot.
+        Whoever has arrived is taken out. On any error inside nobody reads any more, and who had not arrived has no slot.
         """
         claims = self.table.claim_all(layer, absent, protected) if absent else []
         self._evictions += sum(c.evicted is not None for c in claims)
-        tickets: dict[tuple[int, int], Ticket] = {}
+        tickets = dict(coming)
         asked = n_bytes = 0
         try:
             for c in claims:
@@ -221,6 +249,8 @@ class ExpertStore:
     def clear(self) -> None:
         """Empty every slot, as after opening."""
         mx.synchronize()
+        if self.prefetch is not None:
+            self.prefetch.drop()
         self.table.clear()
         self._slot_map = None
 
@@ -240,11 +270,14 @@ class ExpertStore:
     def stats(self) -> ExpertStats:
         self._count_unread()
         (pm, pb), (vm, vb), (dm, db) = (self._by_phase[p] for p in ("plain", "verify", "draft"))
-        resident = len(self.table)
+        resident, ahead = len(self.table), self.prefetch
         return ExpertStats(
-            hits=self._hits, misses=self._misses, evictions=self._evictions, read_bytes=self._read_bytes,
+            hits=self._hits, misses=self._misses,
+            evictions=self._evictions + (0 if ahead is None else ahead.evictions), read_bytes=self._read_bytes,
             layer_reads=self._layer_reads, handed_over=self._handed_over, waves=self._waves, syncs=self.syncs,
             plain_misses=pm, verify_misses=vm, draft_misses=dm, plain_bytes=pb, verify_bytes=vb, draft_bytes=db,
             slots=self.table.slots, resident=resident, resident_bytes=resident * self.layout.slot_bytes,
             budget_bytes=self.table.slots * self.layout.slot_bytes, total=self.table.layers * self.table.experts,
+            guessed=0 if ahead is None else ahead.issued, guessed_right=0 if ahead is None else ahead.useful,
+            prefetch="" if ahead is None else ahead.state,
         )  # fmt: skip
