@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from measuring import Target, console, verdict
 
 from qwen_chat_mlx.engine.bench.workloads import load_workload, prompt_for
@@ -76,7 +77,7 @@ def timed(model: Session | Obvious, token: int) -> tuple[int, float]:
     begun = time.perf_counter()
     logits = model.step(token)
     mx.async_eval(logits, arrays_of(model.caches))
-    return int(mx.argmax(logits).item()), time.perf_counter() - begun
+    return int(np.array(mx.argmax(logits))), time.perf_counter() - begun
 
 
 def main() -> int:

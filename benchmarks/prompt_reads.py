@@ -14,6 +14,7 @@ from copy import deepcopy
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from measuring import Target, console, size, verdict
 
 from qwen_chat_mlx.engine.bench.workloads import load_workload, prompt_for
@@ -31,7 +32,7 @@ def decode(session: Session, logits: mx.array, tokens: int) -> tuple[int, list[i
     """(misses, ids) of greedy tokens behind a prompt's last logits."""
     before, text = session.stats().experts.misses, []
     for _ in range(tokens):
-        text.append(int(mx.argmax(logits).item()))
+        text.append(int(np.array(mx.argmax(logits))))
         logits = session.step(text[-1])
         mx.eval(logits, arrays_of(session.caches))
     return session.stats().experts.misses - before, text

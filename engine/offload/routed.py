@@ -71,7 +71,7 @@ class _Apart:
             back[self._places] = np.arange(self._count, dtype=np.int32)
             flat = mx.take(flat, mx.array(back), axis=0)
         whole = flat.reshape(-1, self._k, flat.shape[-1])
-        return [whole] if len(self._parts) == 1 else mx.split(whole, np.cumsum(self._parts[:-1]).tolist(), axis=0)
+        return [whole] if len(self._parts) == 1 else [*mx.split(whole, np.cumsum(self._parts[:-1]).tolist(), axis=0)]
 
 
 class _Together:

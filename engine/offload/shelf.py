@@ -85,7 +85,7 @@ class Shelf:
     def _apart(self, x: mx.array, layer: int, experts: Sequence[int], places: Sequence[int], block: int) -> mx.array:
         first = block * self.block
         where = mx.array([p - first for p in places])
-        return self.apart_unread(x, layer, mx.array(experts) if self._computes.by_number else where, where, block)
+        return self.apart_unread(x, layer, mx.array(list(experts)) if self._computes.by_number else where, where, block)
 
     def apart_unread(self, x: mx.array, layer: int, experts: mx.array, places: mx.array, block: int = 0) -> mx.array:
         """The same for int32 arrays [n] that may never be looked at; `places` count from the block's first."""

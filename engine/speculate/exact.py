@@ -35,8 +35,11 @@ def exact_rows(
         x, table = (_random((_WARM_ROWS + rows, width), dtype, seed) for seed, width in enumerate((wide, table_width)))
         left = _exact_in_layer(layer, x, table, left)
     for out, width in expert_shapes:
-        weight = _random((out, width), dtype, 2).T
-        left = _exact(lambda x, w=weight: x @ w, _random((rows, width), dtype, 3), left)
+        weight, x = _random((out, width), dtype, 2), _random((rows, width), dtype, 3)
+        left = _exact(lambda x, w=weight: x @ w.T, x, left)
+        # A step's experts are one product over a stack of matrices.
+        stacked = (x[:, None] @ mx.repeat(weight[None], rows, axis=0).swapaxes(1, 2))[:, 0] if rows else x
+        left = [n for n in left if _equal(x[:n] @ weight.T, [stacked[:n]])]
     return frozenset(_exact(model.head, _random((rows, wide), dtype, 4), left))
 
 

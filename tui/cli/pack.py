@@ -19,7 +19,9 @@ _FORMS = ("mxfp4", "mxfp8", "affine8", "affine4", "bf16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC", help='model folder to read, or "org/name" of one in the Hugging Face cache')
+    parser.add_argument(
+        "source", metavar="SRC", help='model folder to read, or "org/name" of one in the Hugging Face cache'
+    )
     parser.add_argument("target", metavar="DST", help="folder to write; a new one, or one of a run that was stopped")
     parser.add_argument(
         "--experts", choices=_FORMS, default="mxfp4",
