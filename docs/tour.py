@@ -17,7 +17,7 @@ for _name in ("NO_COLOR", "COLORTERM", "TERM_PROGRAM", "TEXTUAL_THEME", "TEXTUAL
     os.environ.pop(_name, None)
 os.environ["TEXTUAL_ANIMATIONS"] = "none"
 
-from pictures import PICTURES, Picture  # noqa: E402
+from pictures import PICTURES, Picture  # noqa: E402  # pyright: ignore[reportAttributeAccessIssue]
 
 TOUR = {
     "chat": "streaming_wide",

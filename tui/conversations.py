@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ..engine.errors import StorageError, UsageError, nearest
 from ..engine.types import FinishReason, Message, Role, TextKind
@@ -186,10 +186,10 @@ class Conversation:
         for t in turns:
             self.add_turn(t.role, t.text if t.role != "assistant" else "", model=t.model, settings=t.settings)
             if t.role == "assistant":
-                for kind, text in (("thinking", t.thinking), ("answer", t.text)):
-                    if text:
-                        self.add_text(kind, text)
-                self.finish(t.finish_reason or "cancelled", t.token_ids, t.tokenizer, t.numbers)
+                self._pending = {"thinking": t.thinking, "answer": t.text}
+                self._turns[-1] = replace(self._turns[-1], thinking=t.thinking, text=t.text)
+                reason: FinishReason = next((r for r in get_args(FinishReason) if r == t.finish_reason), "cancelled")
+                self.finish(reason, t.token_ids, t.tokenizer, t.numbers)
             self._turns[-1] = replace(self._turns[-1], at=t.at)
 
     def rename(self, title: str) -> None:

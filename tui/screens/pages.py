@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -102,7 +102,7 @@ class MetricsPage(ModalScreen[None]):
         Binding("escape,q,f2,f3,shift+f2,ctrl+c", "close", "Close", show=False, priority=True)
     ]
 
-    def __init__(self, panels: list[Panel], view: Callable[[], View]) -> None:
+    def __init__(self, panels: Sequence[Panel], view: Callable[[], View]) -> None:
         super().__init__()
         self._panels, self._view = panels, view
 
