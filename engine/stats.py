@@ -204,6 +204,8 @@ class ExpertStats:
     """Experts in the model that this pool serves."""
     prefetch: str = gauge("")
     """What reading ahead does now and why; empty where it is not asked for."""
+    of_best: float | None = gauge(None)
+    """Hits of the latest stretch of decode over the most that knowing the future would give, 0..1; None until known."""
 
     @property
     def hit_rate(self) -> float | None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..meter import Meter
 from ..stats import ExpertStats
+from .hindsight import Hindsight
 from .layer_buffer import LayerBuffer
 from .layout import ExpertLayout
 from .memory import Pool
@@ -59,6 +60,7 @@ class ExpertStore:
         self._reader, self._meter = reader, meter
         self._pool = Pool(slots, layout.slot_bytes)
         self._shelf = Shelf(self._pool, self._pool.stride, slots, layout.parts, computes, layout.n_experts)
+        self._hindsight = Hindsight(self.table)
         self._slot_map: list[tuple[int, mx.array]] | None = None
         self._unread: list[Sequence[mx.array]] = []
         self._hits = self._misses = self._evictions = self._read_bytes = self._waves = self._handed_over = 0
@@ -92,6 +94,10 @@ class ExpertStore:
             self.on_lookup(layer, union)
         self._hits += len(found.hits)
         self._misses += len(found.misses)
+        if self._meter.phase_name == "prefill":
+            self._hindsight.restart()
+        elif self.table.crowded:
+            self._hindsight.note(layer, union, len(found.hits))
         waves = self.table.waves(layer, union)
         coming = {} if self.prefetch is None else self.prefetch.take(layer, union)
         if len(waves) > 1 and coming:
@@ -236,6 +242,7 @@ class ExpertStore:
 
     def hand_over(self, layer: int, buffer: LayerBuffer, most: int) -> None:
         """Fill up to `most` slots with the experts of `layer` that deserve one, from a buffer that holds the layer."""
+        self._hindsight.restart()
         for claim in self.table.hand_over(layer, most):
             self._pool.memory(claim.slot)[:] = buffer.memory(claim.expert)
             self._handed_over += 1
@@ -252,6 +259,7 @@ class ExpertStore:
         if self.prefetch is not None:
             self.prefetch.drop()
         self.table.clear()
+        self._hindsight.restart()
         self._slot_map = None
 
     def memory(self, slot: int) -> memoryview:
@@ -279,5 +287,5 @@ class ExpertStore:
             slots=self.table.slots, resident=resident, resident_bytes=resident * self.layout.slot_bytes,
             budget_bytes=self.table.slots * self.layout.slot_bytes, total=self.table.layers * self.table.experts,
             guessed=0 if ahead is None else ahead.issued, guessed_right=0 if ahead is None else ahead.useful,
-            prefetch="" if ahead is None else ahead.state,
+            prefetch="" if ahead is None else ahead.state, of_best=self._hindsight.share,
         )  # fmt: skip

@@ -96,6 +96,10 @@ class SlotTable:
         """The slot of a resident expert, or None. Tells the policy nothing."""
         return self._slot_of.get(layer * self.experts + expert)
 
+    def keys(self) -> set[Key]:
+        """Everything resident, as layer * experts + expert."""
+        return set(self._slot_of)
+
     def residents(self) -> list[tuple[int, int, int]]:
         """(layer, expert, slot) of everything resident, by slot."""
         return sorted(((*divmod(k, self.experts), s) for k, s in self._slot_of.items()), key=lambda r: r[2])
