@@ -16,19 +16,19 @@ from typing import Any
 from ...engine import events as ev
 from ...engine.config import EngineConfig, check, settings_of
 from ...engine.errors import QwenChatError, StorageError, UsageError, nearest
-from ...engine.types import GenerationRequest, Message
+from ...engine.types import GenerationRequest, Message, TextKind
 from ..config import Loaded
 from ..config_text import parse_scalar
 from ..conversations import Conversation, Store
 from ..text import numbers
-from ..text.sanitise import Sanitiser, clean, one_line
+from ..text.sanitise import clean, one_line
 from ._flags import tell_of_theme, typed
+from ._plain_reply import PROGRESS_EVERY_S, PlainReply
 from ._talk import Talk
 from .chat import which_conversation
 
 __all__ = ["converse"]
 
-PROGRESS_EVERY_S = 5.0
 HELP = """/help            this list
 /new             start another conversation
 /regen           answer the last prompt again
@@ -192,7 +192,7 @@ class PlainChat:
             settings = {k: v for k, v in settings.items() if v not in (None, "")}
             model = self._model.name if self._model else ""
             self._saved(lambda: self.conversation.add_turn("assistant", model=model, settings=settings))
-        shown = _Reply(self)
+        shown = PlainReply(self._keep)
         try:
             for event in self._talk.reply(request):
                 shown.take(event)
@@ -242,7 +242,7 @@ class PlainChat:
                 self._unsaved = str(e)
                 self._say(f"Not saved: {e}")
 
-    def text(self, kind: Any, text: str) -> None:
+    def _keep(self, kind: TextKind, text: str) -> None:
         """Keep text of the reply that runs."""
         self._saved(lambda: self.conversation.add_text(kind, text))
 
@@ -364,47 +364,3 @@ class PlainChat:
             raise UsageError("There is nothing to export yet.")
         text = to_markdown(c.title, c.turns) if kind == "md" else to_json(c.id, c.title, c.turns)
         self._say(f"Wrote {save(Path(name.strip() or file_name(c.title, kind)), text)}.")
-
-
-class _Reply:
-    """One reply as it is written: thoughts are only announced, the answer is shown and kept."""
-
-    def __init__(self, chat: PlainChat) -> None:
-        self._chat = chat
-        self._cleaner = Sanitiser()
-        self._thinking_since: float | None = None
-        self._progress = time.monotonic()
-        self._begun = False
-        self._last = ""
-        self.finished: ev.TurnFinished | None = None
-
-    def take(self, event: ev.Event) -> None:
-        if isinstance(event, ev.TurnFinished):
-            self.finished = event
-        elif isinstance(event, ev.PrefillProgress) and time.monotonic() - self._progress > PROGRESS_EVERY_S:
-            self._progress = time.monotonic()
-            self._print(f"(read {event.done:,} of {event.total:,} tokens of the prompt)\n")
-        elif isinstance(event, ev.TextDelta) and event.text:
-            self._chat.text(event.kind, event.text)
-            if event.kind == "thinking":
-                if self._thinking_since is None:
-                    self._thinking_since = time.monotonic()
-                    self._print("(thinking)\n")
-                return
-            if not self._begun:
-                self._begun = True
-                if self._thinking_since is not None:
-                    self._print(f"(thought for {numbers.duration(time.monotonic() - self._thinking_since)})\n")
-                self._print("model> ")
-            self._print(self._cleaner.feed(event.text))
-
-    def end(self) -> None:
-        if self._last and not self._last.endswith("\n"):
-            self._print("\n")
-
-    def _print(self, text: str) -> None:
-        if text:
-            self._last = text
-            encoding = sys.stdout.encoding or "utf-8"
-            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-            sys.stdout.flush()
