@@ -104,6 +104,8 @@ class Prefetch:
         """Read what was guessed; the experts `busy` of `layer` are in use, everything before that layer is computed."""
         self._sweep()
         guessed, experts, self._guess = layer + 1, self._guess, []
+        if guessed == self._table.layers:
+            return
         room = self._most - sum(len(coming) for coming in self._coming.values())
         absent = [e for e in experts if self._table.slot(guessed, e) is None][: max(0, room)]
         if not absent:
