@@ -130,11 +130,12 @@ class PlainChat:
         while True:
             if self._interactive:
                 print("...> " if parts else "you> ", end="", flush=True)
-            raw = sys.stdin.buffer.readline() if sys.stdin is not None else b""
+            stdin = sys.stdin
+            raw = stdin.buffer.readline() if stdin is not None else b""
             if not raw:
                 return "\n".join(parts) if parts else None
             try:
-                line = raw.decode((self._interactive and sys.stdin.encoding) or "utf-8").rstrip("\r\n")
+                line = raw.decode((self._interactive and stdin and stdin.encoding) or "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 self._say(
                     "Error: That line is not UTF-8 text and was left out. Convert it first, for example with iconv."
@@ -264,7 +265,8 @@ class PlainChat:
         if before is not None and not origins["chat.system"].startswith("--"):
             self._system = str(before.get("chat.system", ""))
         if before is not None and not origins["chat.think"].startswith("--"):
-            self._think = {True: True, False: False}.get(before.get("chat.think"))
+            think = before.get("chat.think")
+            self._think = think if isinstance(think, bool) else None
         if c.turns:
             self._say(f"Going on with {one_line(c.title)} ({numbers.plural(len(c.turns), 'message')}).")
         for note in c.notes:
