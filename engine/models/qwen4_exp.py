@@ -434,8 +434,7 @@ class Qwen4Exp:
 
     def __init__(self, c: Config, take: Take, *, draft: bool) -> None:
         trunk = under(take, _TRUNK)
-        self._embed = trunk("embed_tokens.weight")
-        self._lm_head = linear(take("lm_head.weight"))
+        self._embed, self._lm_head = trunk("embed_tokens.weight"), linear(take("lm_head.weight"))
         self.layers = [
             _Layer(c, under(trunk, f"layers.{i}."), sparse=c.sparse[i], ple=i in c.ple_layers, theta=c.rope_theta)
             for i in range(c.layers)
