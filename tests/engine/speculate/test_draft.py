@@ -61,7 +61,7 @@ def filled_in_one_pass(session: Any) -> Any:
     return drafter
 
 
-@pytest.mark.parametrize("right", [0, 1, 3])
+@pytest.mark.parametrize("right", [1, 3, pytest.param(0, marks=pytest.mark.slow)])
 def test_after_each_refresh_the_draft_cache_is_the_one_of_a_plain_pass(
     tiny: Any, plain: Any, open_session: Callable[..., Any], scripted: Callable[..., Any], right: int
 ) -> None:
