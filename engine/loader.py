@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .checkpoint.folder import find_model
+from .checkpoint.folder import DEMO, find_model
 from .checkpoint.header import TensorEntry
 from .checkpoint.index import CheckpointIndex, open_checkpoint, read_tensor
 from .checkpoint.names import canonical_entries, check_census, did_you_mean
@@ -114,7 +114,7 @@ def survey(config: EngineConfig) -> Survey:
 
     layout = pool(shape.expert_prefixes())
     draft_layout = pool(shape.draft_expert_prefixes()) if draft else None
-    notes = _packing_notes(layout)
+    notes = [] if config.model == DEMO else _packing_notes(layout)
     if report.skipped_count:
         notes.append(
             f"{report.skipped_count} tensors of the image encoder are not used ({size_text(report.skipped_bytes)})."

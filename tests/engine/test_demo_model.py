@@ -43,6 +43,10 @@ def test_the_demo_model_takes_at_most_50_mb_and_comes_with_its_card_and_notices(
     assert {"README.md", "NOTICE", "config.json", "tokenizer.json", "chat_template.jinja"} <= {f.name for f in files}
 
 
+def test_nobody_is_told_to_pack_the_demo_model(session: Session) -> None:
+    assert not [note for note in session.loaded.survey.notes if "pack" in note]
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_example_of_the_greeting_is_answered(session: Session, example: str) -> None:
     assert ANSWERS[example] in answer(session, example)[1]
