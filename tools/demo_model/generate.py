@@ -8,10 +8,12 @@ import torch
 from bpe import END_OF_TEXT, IM_END
 from network import DemoModel
 
+STOPS = (IM_END, END_OF_TEXT)
+
 
 @torch.no_grad()
 def generate(
-    model: DemoModel, prompts: Sequence[Sequence[int]], new_tokens: int, stops: Sequence[int] = (IM_END, END_OF_TEXT)
+    model: DemoModel, prompts: Sequence[Sequence[int]], new_tokens: int, stops: Sequence[int] = STOPS
 ) -> list[list[int]]:
     """-> what each prompt was continued with, a stop id included. Every sequence stands at the same position."""
     caches = [{} for _ in model.model.layers]
@@ -37,12 +39,15 @@ def generate(
 
 
 def answer_all(model, tokenizer, prompts: Sequence[str], new_tokens: int, batch: int = 64) -> list[str]:
-    """Texts in, replies out (thought included), in the order given; prompts of like length share a batch."""
+    """Texts in, replies out (thought and its end mark included), in the order given.
+
+    Prompts of like length share a batch.
+    """
     ids = [tokenizer.encode(p).ids for p in prompts]
     order = sorted(range(len(prompts)), key=lambda i: len(ids[i]))
     replies = [""] * len(prompts)
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
         for i, out in zip(chosen, generate(model, [ids[i] for i in chosen], new_tokens), strict=True):
-            replies[i] = tokenizer.decode(out, skip_special_tokens=True)
+            replies[i] = tokenizer.decode([t for t in out if t not in STOPS], skip_special_tokens=False)
     return replies
