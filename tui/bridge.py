@@ -1,7 +1,8 @@
 """The way from the engine's thread to the UI: `emit` appends, the app drains. Adjacent text merges, so it is bounded.
 
 `emit` never blocks on the UI and never raises. `wake` is called from the engine's thread when something came that
-should not wait for the next tick of the drain: the first text of a reply, its end, a change of state.
+should not wait for the next tick of the drain: the first text of a reply, its end, a change of state; and statistics behind
+an end, for which no tick follows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..engine.events import Event, ModelLoading, PrefillProgress, StatsTaken, TextDelta
+from ..engine.events import (
+    EngineFailed,
+    Event,
+    ModelLoading,
+    ModelReady,
+    PrefillProgress,
+    StatsTaken,
+    TextDelta,
+    TurnFinished,
+)  # fmt: skip
 
 __all__ = ["Bridge"]
 
@@ -23,6 +33,8 @@ class Bridge:
         self._events: deque[Event] = deque()
         self._woken = False
         self._streaming = ""
+        self._ended = False
+        """Nothing but statistics came since a request or the loading ended."""
         self.closed = False
 
     def emit(self, event: Event) -> None:
@@ -36,7 +48,11 @@ class Bridge:
                 self._events[-1] = merged
             else:
                 self._events.append(event)
-            urgent = not isinstance(event, (StatsTaken, PrefillProgress, ModelLoading, TextDelta))
+            if isinstance(event, StatsTaken):
+                urgent = self._ended
+            else:
+                self._ended = isinstance(event, (TurnFinished, EngineFailed, ModelReady))
+                urgent = not isinstance(event, (PrefillProgress, ModelLoading, TextDelta))
             if isinstance(event, TextDelta) and event.request_id != self._streaming:
                 self._streaming, urgent = event.request_id, True
             call = urgent and not self._woken

@@ -191,6 +191,20 @@ def test_only_the_first_text_of_a_reply_and_its_end_wake_the_screen() -> None:
     assert len(woken) == 2
 
 
+def test_statistics_behind_the_end_of_a_reply_wake_the_screen_and_those_within_it_do_not() -> None:
+    woken: list[int] = []
+    b = Bridge(lambda: woken.append(1))
+    b.emit(TextDelta("a", "answer", "x", 1))
+    b.drain()
+    b.emit(StatsTaken(EngineStats(), 0.0))
+    assert len(woken) == 1
+    b.emit(finished("a"))
+    assert len(woken) == 2
+    b.drain()
+    b.emit(StatsTaken(EngineStats(), 1.0))
+    assert len(woken) == 3
+
+
 def test_a_closed_bridge_drops_everything() -> None:
     b = Bridge(lambda: None)
     b.emit(finished("a"))
