@@ -6,13 +6,19 @@ from qwen_chat_mlx.engine.fake import FakeEngine, FakeScript
 from qwen_chat_mlx.tui.app import QwenChatApp
 
 
+async def ready(app, pilot):
+    """The model is loaded and the screen knows it; the engine is opened a little after the first paint."""
+    while app.engine is None:
+        await pilot.pause(0.01)
+    app.engine.advance(5)
+    app.on_wake()
+    await pilot.pause()
+
+
 async def test_enter_and_newline_come_after_what_was_typed_before_them():
     app = QwenChatApp(lambda config, emit: FakeEngine(emit, FakeScript(load_s=0.0), manual=True))
     async with app.run_test() as pilot:
-        await pilot.pause()
-        app.engine.advance(5)
-        app.on_wake()
-        await pilot.pause()
+        await ready(app, pilot)
         for key in ("a", "b", "ctrl+j", "c", "enter"):
             app.post_message(events.Key(key, key if len(key) == 1 else None))
         for _ in range(5):
@@ -24,10 +30,7 @@ async def test_enter_and_newline_come_after_what_was_typed_before_them():
 async def test_what_is_typed_right_behind_enter_stays_in_the_composer():
     app = QwenChatApp(lambda config, emit: FakeEngine(emit, FakeScript(load_s=0.0), manual=True))
     async with app.run_test() as pilot:
-        await pilot.pause()
-        app.engine.advance(5)
-        app.on_wake()
-        await pilot.pause()
+        await ready(app, pilot)
         for key in ("a", "enter", "b", "c"):
             app.post_message(events.Key(key, key if len(key) == 1 else None))
         for _ in range(5):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import json
 import re
+import shutil
 import struct
 import sys
 import termios
@@ -72,13 +74,24 @@ class Chat:
         assert self.t.wait() == 0
 
 
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory):
+    """The checkpoint without stop ids: with random weights each token might be one."""
+    folder = shutil.copytree(MODEL, tmp_path_factory.mktemp("endless") / MODEL.name)
+    for name, key in (("generation_config.json", "eos_token_id"), ("tokenizer_config.json", "eos_token")):
+        settings = json.loads((folder / name).read_text())
+        del settings[key]
+        (folder / name).write_text(json.dumps(settings))
+    return folder
+
+
 @pytest.fixture
-def chat(terminal, tmp_path):
+def chat(terminal, tmp_path, endless):
     """chat(*argv, size=..., max_tokens=...): the chat on a new terminal; its trace goes to tmp_path/trace."""
 
     def start(*argv, size=(120, 36), max_tokens=1000, home=None, trace="trace", sampling=SAMPLED):
         flags = [
-            "--model", str(MODEL), "--set", "offload.direct_io=off", "--set", "model.memory_limit=4 GiB",
+            "--model", str(endless), "--set", "offload.direct_io=off", "--set", "model.memory_limit=4 GiB",
             "--expert-cache", "25 %", "--mtp", "fixed", "--max-tokens", str(max_tokens),
             "--trace", str(tmp_path / trace), *sampling,
         ]  # fmt: skip

@@ -118,7 +118,12 @@ def test_a_prompt_typed_while_the_model_loads_is_answered(chat, tmp_path):
 def test_the_terminal_may_change_its_size_while_a_reply_streams(chat, tmp_path):
     c = chat("Tell me something")
     c.see(r"answering [\d:]+ · [1-9]\d+ tok")
-    for size, wanted in (((80, 24), "esc stop"), ((40, 10), "esc stop"), ((60, 20), r"cache \d"), ((120, 36), "SSD READS")):
+    for size, wanted in (
+        ((80, 24), "esc stop"),
+        ((40, 10), "esc stop"),
+        ((60, 20), r"cache \d"),
+        ((120, 36), "SSD READS"),
+    ):
         c.resize(*size)
         c.see(wanted)
         at = int(c.see(r"(\d+) tok\b")[1]) if size[0] > 60 else 0
