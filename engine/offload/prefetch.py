@@ -42,7 +42,7 @@ class Prefetch:
         self._guess: list[int] = []
         self.issued = self.useful = self.evictions = 0
         self._chosen: bool | None = None
-        self._on, self._forwards, self._stretches, self._rows = True, 0, 0, 0
+        self._on, self._stretches, self._rows = True, 0, 0
         self._seconds: dict[bool, list[float]] = {True: [], False: []}
         self._times: list[float] = []
         self._begun = 0.0
@@ -69,7 +69,7 @@ class Prefetch:
         """A forward of so many rows goes through the first layer."""
         if rows != self._rows:
             # Only steps of one width can be compared: a stretch begins anew.
-            self._rows, self._times, self._forwards = rows, [], 0
+            self._rows, self._times = rows, []
         self._begun = self._now()
 
     def end(self) -> None:
@@ -77,14 +77,13 @@ class Prefetch:
         if not self._most:
             return
         self._times.append(self._now() - self._begun)
-        self._forwards += 1
-        if self._forwards < STRETCH:
+        if len(self._times) < STRETCH:
             return
         # The first forwards of a stretch still find what the other way left.
         known = self._seconds[self._on]
         known.append(median(self._times[STRETCH // 4 :]))
         del known[:-KEPT]
-        self._times, self._forwards = [], 0
+        self._times = []
         self._stretches += 1
         if min(len(seconds) for seconds in self._seconds.values()) >= TRIALS:
             with_, without = (median(self._seconds[way]) for way in (True, False))
