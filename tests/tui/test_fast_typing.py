@@ -1,5 +1,6 @@
 """Keys that arrive in one read, as over a slow line or from a script, act in the order they were typed."""
 
+import pytest
 from textual import events
 
 from qwen_chat_mlx.engine.fake import FakeEngine, FakeScript
@@ -15,28 +16,25 @@ async def ready(app, pilot):
     await pilot.pause()
 
 
-async def test_enter_and_newline_come_after_what_was_typed_before_them():
+@pytest.mark.parametrize(
+    ("keys", "sent", "left"),
+    [
+        pytest.param(
+            ("a", "b", "ctrl+j", "c", "enter"), "ab\nc", "", id="enter and newline come after what is before them"
+        ),
+        pytest.param(("a", "enter", "b", "c"), "a", "bc", id="what is typed right behind enter stays in the composer"),
+    ],
+)
+async def test_keys_that_arrive_together_act_in_their_order(keys, sent, left):
     app = QwenChatApp(lambda config, emit: FakeEngine(emit, FakeScript(load_s=0.0), manual=True))
     async with app.run_test() as pilot:
         await ready(app, pilot)
-        for key in ("a", "b", "ctrl+j", "c", "enter"):
+        for key in keys:
             app.post_message(events.Key(key, key if len(key) == 1 else None))
         for _ in range(5):
             await pilot.pause()
-        assert [t.text for t in app.state.turns if t.role == "user"] == ["ab\nc"]
-        assert app.chat.composer.text == ""
-
-
-async def test_what_is_typed_right_behind_enter_stays_in_the_composer():
-    app = QwenChatApp(lambda config, emit: FakeEngine(emit, FakeScript(load_s=0.0), manual=True))
-    async with app.run_test() as pilot:
-        await ready(app, pilot)
-        for key in ("a", "enter", "b", "c"):
-            app.post_message(events.Key(key, key if len(key) == 1 else None))
-        for _ in range(5):
-            await pilot.pause()
-        assert [t.text for t in app.state.turns if t.role == "user"] == ["a"]
-        assert app.chat.composer.text == "bc"
+        assert [t.text for t in app.state.turns if t.role == "user"] == [sent]
+        assert app.chat.composer.text == left
 
 
 async def test_an_emoji_of_several_characters_can_be_typed():
