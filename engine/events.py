@@ -1,8 +1,8 @@
 """What comes out of the engine, in order, through `emit`: frozen values, one class an event.
 
-Order for one request: PrefillProgress* TurnStarted TextDelta* TurnFinished, with MtpChanged and StatsTaken anywhere
-between; EngineFailed takes the place of TurnFinished when the request failed. Before the first request: ModelLoading*
-ModelReady, or EngineFailed(fatal=True).
+Order for one request: PrefillProgress* TurnStarted TextDelta* StatsTaken TurnFinished, with MtpChanged and further
+StatsTaken anywhere between; EngineFailed takes the place of TurnFinished when the request failed. Before the first
+request: ModelLoading* ModelReady, or EngineFailed(fatal=True).
 """
 
 from __future__ import annotations

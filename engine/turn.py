@@ -9,7 +9,7 @@ from contextlib import suppress
 from .contract import Emit
 from .decode import Step
 from .errors import Cancelled, ContextFullError
-from .events import PrefillProgress, TextDelta, TurnFinished, TurnStarted
+from .events import PrefillProgress, StatsTaken, TextDelta, TurnFinished, TurnStarted
 from .prompt import Prompt
 from .reply import Piece, ReplyReader
 from .sampling import Sampler, resolve_sampling
@@ -40,7 +40,9 @@ def run_turn(
         session.mark()
     if turn.reader is not None and turn.reader.stopped:
         del ids[turn.reader.committed :]
-    emit(TurnFinished(request.id, tuple(ids), reason, minus(session.stats(), before), turn.seed))
+    stats = session.stats()
+    emit(StatsTaken(stats, time.monotonic()))
+    emit(TurnFinished(request.id, tuple(ids), reason, minus(stats, before), turn.seed))
 
 
 class _Turn:

@@ -163,20 +163,23 @@ class EngineWorker:
                 self._next_stats = now + STATS_EVERY_S
                 self._emit(StatsTaken(session.stats(), now))
 
+        failure: QwenChatError | None = None
         try:
             run_turn(session, tokenizer, request, self._emit, between)
         except QwenChatError as e:
-            self._fail(e, request.id)
+            failure = e
         except MemoryError:
-            self._fail(QwenChatError("There was not enough memory for this request.", "Shorten it."), request.id)
+            failure = QwenChatError("There was not enough memory for this request.", "Shorten it.")
         except Exception as e:  # noqa: BLE001 - one request may fail in a way nobody foresaw; the next one must work
             _log.exception("request %s failed", request.id)
-            self._fail(_unexpected(e), request.id)
+            failure = _unexpected(e)
         finally:
             with self._changed:
                 self._running = None
                 self._cancelled.discard(request.id)
+        if failure is not None:
             self._emit(StatsTaken(session.stats(), time.monotonic()))
+            self._fail(failure, request.id)
 
     def _fail(self, e: QwenChatError, request_id: str | None, fatal: bool = False) -> None:
         self._emit(EngineFailed(e.message, e.hint, request_id, fatal, type(e).__name__))
