@@ -205,11 +205,15 @@ def _numbers(shape: Sequence[int]) -> int:
     return n
 
 
-def load(config: EngineConfig, progress: Progress = lambda *_: None, reader: Reader | None = None) -> Loaded:
-    """The model of a config, ready to run. `reader` replaces the experts' reader, for tests of faults."""
+def load(
+    config: EngineConfig, progress: Progress = lambda *_: None, reader: Reader | None = None, s: Survey | None = None
+) -> Loaded:
+    """The model of a config, ready to run. `reader` replaces the experts' reader, for tests of faults; `s` is what
+    `survey` found, when the caller already looked."""
     start = time.perf_counter()
-    progress("reading headers", 0, 0, "tensors")
-    s = survey(config)
+    if s is None:
+        progress("reading headers", 0, 0, "tensors")
+        s = survey(config)
     resident = sum(s.shape.is_resident(n) and not n.startswith(_UNUSED) for n in s.entries)
     with Reader(_LOAD_WORKERS, "off") as loading:
         take = _Weights(s, loading, lambda done: progress("loading weights", done, resident, "tensors"))

@@ -201,8 +201,9 @@ def _layer_buffers(needs: Needs, left: int) -> int:
 
 def _refuse_budget(config: EngineConfig, plan: MemoryPlan, least: int, auto: bool) -> None:
     if auto:
+        given = "is what this machine gives" if config.memory_limit == "auto" else "is what model.memory_limit allows"
         raise MemoryPlanError(
-            f"This machine gives {size_text(plan.limit_bytes)}; without any expert the model needs "
+            f"{size_text(plan.limit_bytes)} {given}; without any expert the model needs "
             f"{size_text(plan.total_bytes - plan.term('expert slots'))}, and a token's experts {size_text(least)} more.",
             "Close other programs, lower model.context, or choose a smaller model.",
         )

@@ -19,7 +19,7 @@ from .cache.base import arrays_of
 from .config import EngineConfig
 from .decode import Step, plain_steps
 from .errors import ContextFullError, RequestError, UnavailableError
-from .loader import Loaded, Progress, load
+from .loader import Loaded, Progress, Survey, load
 from .meter import Meter
 from .plan import PREFILL_WINDOW, WIDE_KEPT_BYTES, resident_set_bytes
 from .prefill import OnProgress, PromptOrder, run_prompt
@@ -94,9 +94,11 @@ class Session:
         )
 
     @classmethod
-    def open(cls, config: EngineConfig, progress: Progress = lambda *_: None) -> Session:
+    def open(
+        cls, config: EngineConfig, progress: Progress = lambda *_: None, surveyed: Survey | None = None
+    ) -> Session:
         """Load the config's model. Raises the errors of `loader.load`."""
-        loaded = load(config, progress)
+        loaded = load(config, progress, s=surveyed)
         try:
             return cls(loaded, config)
         except BaseException:

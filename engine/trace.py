@@ -6,8 +6,11 @@ policy; a reader of traces needs nothing else.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -83,16 +86,25 @@ class TraceWriter:
     """Writes a trace. After the constructor nothing is raised: a full disk ends the trace and `error` says so."""
 
     def __init__(self, path: str | Path, header: TraceHeader) -> None:
-        """Raises UsageError when the file cannot be opened. An existing file is replaced."""
+        """Raises UsageError when the file cannot be opened or another run writes it. An existing file is replaced."""
         self.path = str(path)
         self.error = ""
         """One sentence once writing has failed; nothing is written after that."""
         try:
-            self._file: BinaryIO | None = open(path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+            self._file: BinaryIO | None = open(path, "ab", buffering=_BUFFER_BYTES)  # noqa: SIM115
         except OSError as e:
             raise UsageError(
                 f"The trace file {path} cannot be written: {e.strerror}.", "Name a file in a folder that exists."
             ) from None
+        try:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise UsageError(f"Another run writes the trace file {path}.", "Name another file.") from None
+        except OSError:
+            _log.debug("%s cannot be locked", path)  # a file system without locks
+        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            self._file.truncate(0)
         self._write({"trace": VERSION, **asdict(header)})
 
     def step(self, record: StepRecord) -> None:

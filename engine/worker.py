@@ -97,13 +97,16 @@ class EngineWorker:
 
     def _serve(self) -> None:
         from . import turn  # noqa: F401  or the first reply would wait for this import
+        from .loader import survey
         from .session import Session
         from .tokenizer import Tokenizer
 
-        session = Session.open(self._config, self._loading)
+        self._loading("reading headers", 0, 0, "tensors")
+        surveyed = survey(self._config)
+        index = surveyed.index
+        tokenizer = Tokenizer.load(index.folder, index.config, index.generation_config)  # before minutes of weights
+        session = Session.open(self._config, self._loading, surveyed)
         try:
-            index = session.loaded.survey.index
-            tokenizer = Tokenizer.load(index.folder, index.config, index.generation_config)
             session.meter.cancel = self._should_stop
             self._emit(_ready(session, tokenizer))
             self._show_mtp(session, 0)

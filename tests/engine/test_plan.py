@@ -132,9 +132,11 @@ def test_a_budget_that_does_not_fit_is_refused_with_every_term() -> None:
 
 
 def test_a_machine_too_small_for_the_model_is_told_so() -> None:
-    with pytest.raises(MemoryPlanError, match=r"This machine gives 8.0 GiB") as e:
-        plan("8 GiB")
+    with pytest.raises(MemoryPlanError, match=r"1.0 GiB is what this machine gives") as e:
+        plan("auto")
     assert "smaller model" in e.value.hint
+    with pytest.raises(MemoryPlanError, match=r"8.0 GiB is what model.memory_limit allows"):
+        plan("8 GiB")
 
 
 def test_without_a_draft_layer_nothing_is_planned_for_it() -> None:

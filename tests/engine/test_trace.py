@@ -120,6 +120,16 @@ def test_empty_and_missing_files_are_one_sentence(tmp_path: Path) -> None:
         TraceWriter(tmp_path / "none" / "t", HEADER)
 
 
+def test_two_runs_do_not_write_into_one_file(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t", HEADER) as first:
+        first.step(StepRecord(0, 5, 1))
+        with pytest.raises(UsageError, match="Another run"):
+            TraceWriter(tmp_path / "t", HEADER)
+    assert len(read_trace(tmp_path / "t").steps) == 1
+    TraceWriter(tmp_path / "t", HEADER).close()
+    assert not read_trace(tmp_path / "t").steps
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full disk to offer")
 @pytest.mark.parametrize("buffer", [1, 1 << 20])
 def test_a_full_disk_ends_the_trace_and_says_so_once(

@@ -254,6 +254,19 @@ def test_a_model_that_cannot_be_loaded_is_fatal_and_requests_end(
         d.ask("a")
 
 
+def test_a_broken_tokenizer_is_told_before_weights_are_read(
+    tiny: Any, desk: Callable[..., Desk], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny.path, tmp_path / "model"))
+    (folder / "tokenizer.json").write_text("{")
+    d = desk(folder)
+    failed = d.wait(lambda e: isinstance(e, EngineFailed))
+    assert isinstance(failed, EngineFailed)
+    assert failed.fatal
+    assert "tokenizer.json" in failed.message
+    assert {e.phase for e in d.events if isinstance(e, ModelLoading)} == {"reading headers"}
+
+
 def test_closing_while_a_model_loads_ends_every_thread(
     tiny: Any, disk: Any, desk: Callable[..., Desk], no_thread_left: None
 ) -> None:
