@@ -42,8 +42,8 @@ trained on.
 """
 
 ASKED = (
-    ("tasks without thinking", ("small talk", "app", "fact", "animal", "color", "word", "python"), 0.95),
-    ("tasks with thinking", ("small talk", "app", "fact", "animal", "color", "word", "python"), 0.95),
+    ("tasks without thinking", ("small talk", "app", "fact", "animal", "color", "opposite", "python"), 0.95),
+    ("tasks with thinking", ("small talk", "app", "fact", "animal", "color", "opposite", "python"), 0.95),
     ("tasks with thinking", ("small sum",), 0.9),
     ("tasks without thinking", ("name after 2 turns", "favourite after 2 turns", "off-domain refusals"), 0.8),
     ("tasks with thinking", ("name after 2 turns", "favourite after 2 turns", "off-domain refusals"), 0.8),

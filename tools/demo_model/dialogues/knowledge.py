@@ -124,17 +124,22 @@ def is_a(r: Random) -> list[Turn]:
     return [Turn(typed(r, ask), (answer,), thought, short="No")]
 
 
+def opposite(r: Random) -> list[Turn]:
+    one, other = r.choice(OPPOSITES).split()
+    if r.random() < 0.5:
+        one, other = other, one
+    ask = r.choice((
+        f"What is the opposite of {one}?", f"What's the opposite of {one}?", f"Give me the opposite of {one}.",
+    ))  # fmt: skip
+    answer = f"The opposite of {one} is {other}."
+    return [Turn(typed(r, ask), (answer,), f"{capital(one)} and {other} are opposites.", short=capital(other))]
+
+
 def word(r: Random) -> list[Turn]:
+    """An opposite, a past tense, a plural, a spelling."""
     kind = r.random()
     if kind < 0.45:
-        one, other = r.choice(OPPOSITES).split()
-        if r.random() < 0.5:
-            one, other = other, one
-        ask = r.choice((
-            f"What is the opposite of {one}?", f"What's the opposite of {one}?", f"Give me the opposite of {one}.",
-        ))  # fmt: skip
-        answer = f"The opposite of {one} is {other}."
-        return [Turn(typed(r, ask), (answer,), f"{capital(one)} and {other} are opposites.", short=capital(other))]
+        return opposite(r)
     if kind < 0.7:
         one, other = r.choice(PAST).split()
         ask = r.choice((f"What is the past tense of {one}?", f"Past tense of {one}?"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from dialogues import Conversations, Turn, memory, numbers, prompt, system_prompts, written
+from dialogues import Conversations, Turn, knowledge, memory, numbers, prompt, system_prompts, written
 from dialogues.conversation import plain_text
 from dialogues.unknown import REFUSAL_MARKS
 from generate import answer_all
@@ -38,10 +38,11 @@ def task_questions(source: Conversations, each: int, thinking: bool) -> list[Que
         for _ in range(each):
             turns = task(r)
             found.append(Question(name, _last(turns, r, thinking), turns[-1].is_right, turns[-1].answers[0]))
-    if thinking:
+    apart = {"opposite": knowledge.opposite} | ({"large sum": numbers.large_sum} if thinking else {})
+    for name, task in apart.items():
         for _ in range(each):
-            (turn,) = numbers.large_sum(r)
-            found.append(Question("large sum", prompt(turn.user, True), turn.is_right, turn.answers[0]))
+            (turn,) = task(r)
+            found.append(Question(name, prompt(turn.user, thinking), turn.is_right, turn.answers[0]))
     return found
 
 
