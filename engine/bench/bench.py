@@ -17,7 +17,7 @@ from .figures import FIGURES
 from .run import SEED, Now, RunResult, RunTask
 from .workloads import Workload, prompt_for
 
-__all__ = ["ArmReport", "Bench", "BenchReport", "Position", "Ratio", "Spread", "measure", "order_of"]
+__all__ = ["ArmReport", "Bench", "BenchReport", "Position", "Ratio", "Spread", "measure", "order_of", "ratio_of"]
 
 Runner = Callable[[RunTask, Callable[[Now], None]], RunResult]
 _RESAMPLES = 2000
@@ -61,7 +61,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Decode tokens a second against the first arm: median over pairs of neighbouring runs, and a bootstrap interval."""
+    """Speeds in pairs: the median of their ratios and a bootstrap interval; in a report, of neighbouring runs against the
+    first arm's."""
 
     median: float
     low: float | None
@@ -176,8 +177,11 @@ def _against(runs: Sequence[RunResult], first: Sequence[RunResult]) -> Ratio | N
         a, b = mine.figures["decode_tok_s"], theirs.figures["decode_tok_s"]
         if a and b:
             pairs.append(a / b)
-    if not pairs:
-        return None
+    return ratio_of(pairs) if pairs else None
+
+
+def ratio_of(pairs: Sequence[float]) -> Ratio:
+    """The median of paired ratios, at least one, with its bootstrap interval."""
     low = high = None
     if len(pairs) >= 3:
         draw = random.Random(SEED)

@@ -14,7 +14,7 @@ from ..codec import Codec
 from ..errors import UsageError
 from ..tokenizer import Tokenizer
 
-__all__ = ["BUNDLED", "Workload", "cut", "load_workload", "prompt_for"]
+__all__ = ["BUNDLED", "Workload", "conversations", "cut", "load_workload", "prompt_for"]
 
 BUNDLED = ("code", "novel")
 _STARTS_TRIED = 1000
@@ -44,6 +44,12 @@ def load_workload(name: str) -> Workload:
             f"{path} cannot be read: {e.strerror or e}.", f"Use {' or '.join(BUNDLED)}, or the path of a text file."
         ) from None
     return Workload(name if name in BUNDLED else path.name, text)
+
+
+def conversations() -> list[list[str]]:
+    """The user's messages of the bundled conversations."""
+    text = (Path(__file__).parent / "corpora" / "chat.txt").read_text(encoding="utf-8")
+    return [part.splitlines() for part in text.strip().split("\n\n")]
 
 
 def prompt_for(workload: Workload, model: str, tokens: int) -> str:

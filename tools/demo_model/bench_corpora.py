@@ -1,19 +1,26 @@
-"""The two texts of the benchmark: code and prose the demo model was not trained on, each a little over 32k of its tokens.
+"""The texts of the benchmark: code and prose the demo model was not trained on, each a little over 32k of its tokens, and
+the user's side of held-out conversations.
 
-python bench_corpora.py CORPORA TOKENIZER OUT       writes OUT/code.txt and OUT/novel.txt; their NOTICE is kept by hand
+python bench_corpora.py CORPORA TOKENIZER OUT       writes code.txt, novel.txt, chat.txt; their NOTICE is kept by hand
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import corpora
 from bpe import load_tokenizer
-from prepare import is_held
+from dialogues import Conversations
+from dialogues.conversation import plain_text
+from prepare import HELD_SEED, is_held
 
 WANTED = 33_000
+CONVERSATIONS, TURNS = 40, (4, 12)
+"""So many conversations, each of so many turns: ones this long are not in the training set a second time."""
 
 
 def code(folder: Path) -> Iterator[str]:
@@ -30,6 +37,19 @@ def prose(folder: Path) -> Iterator[str]:
     for name, page in corpora.doc_pages(folder):
         if is_held(name):
             yield page.strip() + "\n"
+
+
+def chats(folder: Path) -> Iterator[str]:
+    """The user's messages of held-out conversations, one a line, a blank line behind each conversation."""
+    source, r = Conversations(corpora.rare_nouns(folder)), Random(HELD_SEED)
+    found = 0
+    while found < CONVERSATIONS:
+        text = plain_text(source.write(r))
+        said = re.findall(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", text, re.DOTALL)
+        if "<|im_start|>system" in text or "\n" in "".join(said) or not TURNS[0] <= len(said) <= TURNS[1]:
+            continue
+        found += 1
+        yield "\n".join(said) + "\n"
 
 
 def enough(texts: Iterator[str], tokenizer) -> str:
@@ -63,6 +83,9 @@ def main() -> None:
         text = enough(texts, tokenizer)
         (args.out / f"{name}.txt").write_text(text, encoding="utf-8")
         print(f"{name}: {len(text)} characters, {len(tokenizer.encode(text).ids)} tokens")
+    chat = "\n".join(chats(args.corpora))
+    (args.out / "chat.txt").write_text(chat, encoding="utf-8")
+    print(f"chat: {chat.count(chr(10) * 2) + 1} conversations, {len(chat)} characters")
 
 
 if __name__ == "__main__":
