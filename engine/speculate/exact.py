@@ -68,11 +68,13 @@ def _exact_in_layer(layer: Layer, x: mx.array, rows: mx.array, counts: Sequence[
     """The same of a layer up to its experts: what it gives out, and what its cache holds behind the rows."""
 
     def mix(cache: LayerCache, first: int, last: int) -> tuple[list[mx.array], list[mx.array]]:
-        """(rows given out, cache's arrays), evaluated."""
+        """(rows given out, what the cache holds then), evaluated."""
         y, asked = layer.mix(x[first:last], cache, rows[first:last], apart=last - first > 1)
         made = [y, asked.hidden, asked.ids, asked.weights, asked.shared, asked.inject]
-        mx.eval(made, cache.arrays())
-        return made, cache.arrays()
+        # Rows that are appended later show in a growing buffer itself, not in an array made of it now.
+        held = [mx.contiguous(a) for a in cache.arrays()]
+        mx.eval(made, held)
+        return made, held
 
     if not counts:
         return []

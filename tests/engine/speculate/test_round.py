@@ -168,6 +168,13 @@ def test_on_this_device_rows_share_products_only_after_proof(tiny: Any, open_ses
     assert open_session(tiny, mtp="fixed", max_draft=3, verify="batched").forward.exact_rows == frozenset()
 
 
+def test_whether_a_number_of_rows_is_proven_does_not_depend_on_the_others_asked_about(
+    tiny: Any, open_session: Callable[..., Any]
+) -> None:
+    few, many = (open_session(tiny, mtp="fixed", max_draft=k).forward.exact_rows for k in (1, 3))
+    assert many & {2} == few
+
+
 def test_a_stop_id_inside_a_round_ends_the_timeline_before_it(
     tiny: Any, plain: Any, open_session: Callable[..., Any], scripted: Callable[..., Any]
 ) -> None:
