@@ -191,7 +191,9 @@ def show(runs: Sequence[dict[str, Any]]) -> list[Target]:
         )  # fmt: skip
     console.print(table)
     depths = [sum(d) for d in zip(*(r["depths"] for r in runs))]
-    console.print(f"auto: steps by drafts checked {depths}; at the end {runs[-1]['why']}; hits {runs[-1]['hit_rate']:.1%}")
+    console.print(
+        f"auto: steps by drafts checked {depths}; at the end {runs[-1]['why']}; hits {runs[-1]['hit_rate']:.1%}"
+    )
     best = max(FIXED, key=lambda n: speed(pairs, n, "off").median)
     off, fixed, wanted = speed(pairs, "auto", "off"), speed(pairs, "auto", best), 0.99 if workload == "novel" else 1.05
     return [
@@ -205,7 +207,9 @@ def main() -> int:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--workload", default="chat", choices=("novel", "code", "chat"))
     parser.add_argument("--expert-cache", default="100 %")
-    parser.add_argument("--throttle", action="store_true", help="reads of experts take --latency-ms and their share of --mb-s")
+    parser.add_argument(
+        "--throttle", action="store_true", help="reads of experts take --latency-ms and their share of --mb-s"
+    )
     parser.add_argument("--latency-ms", type=float, default=0.5)
     parser.add_argument("--mb-s", type=float, default=200.0)
     parser.add_argument("--tokens", type=int, default=1024)
