@@ -67,16 +67,17 @@ class SparseAttention:
         k = self._rope.turn(rms_norm(k, self._k_norm, self._eps), table)
         index_q, raw = self._index(h, table)
         q, k, v = q.swapaxes(0, 1), k.swapaxes(0, 1), v.swapaxes(0, 1)
-        if t == 1 or apart:
-            outputs = []
-            for i in range(t):
-                cache.index.append(raw[i : i + 1], self._pool)
-                keys, values = cache.append(k[:, i : i + 1], v[:, i : i + 1])
-                outputs.append(self._one(q[:, i : i + 1], index_q[i : i + 1], keys, values, cache))
-            out = outputs[0] if t == 1 else mx.concatenate(outputs, axis=1)
+        cache.index.append(raw, self._pool)
+        keys, values = cache.append(k, v)
+        if t == 1:
+            out = self._one(q, index_q, keys, values, cache)
+        elif apart:
+            outputs = [
+                self._one(q[:, i : i + 1], index_q[i : i + 1], keys[:, : first + i + 1], values[:, : first + i + 1], cache)
+                for i in range(t)
+            ]
+            out = mx.concatenate(outputs, axis=1)
         else:
-            cache.index.append(raw, self._pool)
-            keys, values = cache.append(k, v)
             out = self._many(q, index_q, keys, values, cache, first)
         out = out.swapaxes(0, 1).reshape(t, -1)
         return self._o(out * mx.sigmoid(gate.reshape(t, -1)))
@@ -101,10 +102,10 @@ class SparseAttention:
         return mx.maximum(products, 0).sum(axis=1) * self._index_dim**-0.5
 
     def _one(self, q: mx.array, index_q: mx.array, keys: mx.array, values: mx.array, cache: KVCache) -> mx.array:
-        """A single query: attend gathered rows instead of masking all of them."""
-        blocks = cache.index.blocks
+        """A single query that sees all of keys and values: attend gathered rows instead of masking all of them."""
+        blocks = keys.shape[1] // self._ratio
         if blocks > self._most_blocks:
-            mask = best_blocks(self._scores(index_q, cache.index.pooled())[0], self._most_blocks)
+            mask = best_blocks(self._scores(index_q, cache.index.pooled()[:blocks])[0], self._most_blocks)
             chosen = mx.sort(mx.where(mask, mx.arange(blocks), blocks))[: self._most_blocks]
             rows = (chosen[:, None] * self._ratio + mx.arange(self._ratio)[None]).reshape(-1)
             rows = mx.concatenate([rows, mx.arange(blocks * self._ratio, keys.shape[1])])
