@@ -21,6 +21,8 @@ OnRows = Callable[[int, mx.array], None]
 """(offset of the first row, residual after the last layer [t, W]); rows arrive in order."""
 OnCut = Callable[[int, list[Any], mx.array], None]
 """(offset, every layer's saved state, residual of the last row [1, W])."""
+OnWindow = Callable[[int], None]
+"""(offset behind a window of a layer-major pass), once its rows have been handed out."""
 OnProgress = Callable[[float, str], None]
 """(tokens through, phase)."""
 
@@ -54,6 +56,7 @@ def run_prompt(
     cuts: Sequence[int] = (),
     on_rows: OnRows = lambda *_: None,
     on_cut: OnCut = lambda *_: None,
+    on_window: OnWindow = lambda _: None,
     progress: OnProgress = lambda *_: None,
 ) -> mx.array:
     """ids behind the caches -> residual of the last row [1, W], evaluated with the caches.
@@ -66,6 +69,7 @@ def run_prompt(
     if len(ids) >= order.layer_major_from and forward.can_layer_major:
         for first, stop in _windows(ends):
             last = _window(forward, caches, before, ids, ends, first, stop, wanted, on_rows, on_cut, progress)
+            on_window(ends[stop - 1])
     else:
         start = 0
         for end in ends:

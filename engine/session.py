@@ -139,16 +139,16 @@ class Session:
         new = ids[reused:]
         # As many states as will be kept: in a layer-major pass each one asked for is held until the pass ends.
         cuts = [b - reused for b in boundaries if reused < b < len(ids)][1 - self.loaded.survey.plan.marks :]
+        self._make_room(len(cuts) + 1)
         with self.meter.phase("prefill"), self._all_or_nothing():
             last = run_prompt(
                 self.forward, self.caches, self.tokens, new, self._order, cuts=cuts,
                 on_rows=lambda offset, wide: self._follow(reused + offset, wide, ids),
                 on_cut=lambda offset, states, wide: self._add_mark(self._mark(reused + offset, states, wide)),
+                on_window=lambda offset: self._fill_drafts(ids[: reused + offset]),
                 progress=progress,
             )  # fmt: skip
-            if self._drafts:
-                assert self._rounds is not None
-                self._rounds.drafter.fill(ids, lambda done, _: progress(len(new), "draft cache"))
+            self._fill_drafts(ids, lambda done, _: progress(len(new), "draft cache"))
             logits = self.model.head(last)[0]
             last = mx.contiguous(last)
             with self.meter.wait("output_sync"):
@@ -172,7 +172,13 @@ class Session:
         if not self._drafts:
             drafter.shrink()
         elif drafter.kept_rows >= PREFILL_WINDOW:
-            drafter.fill(ids[: start + wide.shape[0]])
+            self._fill_drafts(ids[: start + wide.shape[0]])
+
+    def _fill_drafts(self, ids: Sequence[int], progress: Callable[[int, int], None] = lambda *_: None) -> None:
+        """Draft pairs of all of `ids`, through the trunk by now; their residuals are let go."""
+        if self._drafts:
+            assert self._rounds is not None
+            self._rounds.drafter.fill(ids, progress)
 
     def step(self, token: int) -> mx.array:
         """Consume one token; logits [V] behind it, being computed."""
@@ -236,12 +242,16 @@ class Session:
     def _add_mark(self, mark: Mark) -> None:
         """Keep a mark within the plan's number; the start stays, and of the others the oldest go first."""
         self._marks = sorted((*(m for m in self._marks if m.position != mark.position), mark), key=lambda m: m.position)
-        while len(self._marks) > 1 + self.loaded.survey.plan.marks:
+        self._make_room(0)
+
+    def _make_room(self, coming: int) -> None:
+        """Forget the oldest marks so that `coming` more keep within the plan, also while they are being made."""
+        while len(self._marks) + coming > 1 + self.loaded.survey.plan.marks and len(self._marks) > 1:
             del self._marks[1]
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """On any error the caches, marks and tokens are as before."""
+        """On any error the caches, marks and tokens are as they were on entering."""
         saved = [c.save() for c in self.caches]
         draft = self._rounds.drafter.save() if self._rounds is not None else None
         marks, length = list(self._marks), len(self.tokens)
@@ -322,7 +332,8 @@ class Session:
         caches = [layer.new_cache() for layer in self.model.layers]
         run_prompt(self.forward, caches, [], ids, self._order, on_rows=lambda _, w: wide.append(w))
         drafter = self._rounds.drafter.fresh()
-        drafter.score(mx.concatenate(wide)[:-1], ids[1:], lambda x, _: rows.append(np.array(head(x))))
+        all_wide = mx.concatenate(wide)
+        drafter.score(lambda a, b: all_wide[a:b], ids[1:], lambda x, _: rows.append(np.array(head(x))))
         return np.concatenate(rows)
 
     def routes(self, ids: Sequence[int]) -> np.ndarray:

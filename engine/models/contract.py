@@ -177,7 +177,7 @@ def architecture_of(raw: Mapping[str, Any], where: str) -> ModuleType:
     for info in pkgutil.iter_modules(path):
         module = importlib.import_module(f"{package}.{info.name}")
         known.update(dict.fromkeys(getattr(module, "MODEL_TYPES", ()), module))
-    if wanted in known:
+    if isinstance(wanted, str) and wanted in known:
         return known[wanted]
     near = nearest(str(wanted), known)
     raise CheckpointError(

@@ -55,7 +55,6 @@ class Config:
     head_dim: int
     rope_dims: int
     rope_theta: float
-    draft_rope_theta: float
     key_heads: int
     value_heads: int
     key_dim: int
@@ -165,17 +164,17 @@ def read_config(raw: Mapping[str, Any], where: str) -> Config:
     layers, hidden = f.whole("num_hidden_layers"), f.whole("hidden_size")
     rope = f.table("rope_parameters")
     head_dim = f.whole("head_dim", hidden // max(1, f.whole("num_attention_heads")))
-    partial = rope.number("partial_rotary_factor", f.number("partial_rotary_factor", 1.0))
-    theta = rope.number("rope_theta", f.number("rope_theta", 10000.0))
-    experts = f.whole("num_experts")
+    rope_dims = rope.even_share("partial_rotary_factor", head_dim, f.number("partial_rotary_factor", 1.0))
+    theta = (rope if "rope_theta" in rope else f).number("rope_theta")
+    rope.choice("rope_type", ("default",), "default")
+    experts, vocab, ratio = f.whole("num_experts"), f.whole("vocab_size"), f.whole("indexer_compress_ratio")
     return Config(
         model_type="qwen4_exp",
-        layers=layers, hidden=hidden, vocab=f.whole("vocab_size"),
+        layers=layers, hidden=hidden, vocab=vocab,
         max_context=f.whole("max_position_embeddings", 32768),
         sparse=_layer_kinds(f, layers),
         heads=f.whole("num_attention_heads"), kv_heads=f.whole("num_key_value_heads"), head_dim=head_dim,
-        rope_dims=int(head_dim * partial), rope_theta=theta,
-        draft_rope_theta=theta,
+        rope_dims=rope_dims, rope_theta=theta,
         key_heads=f.whole("linear_num_key_heads"), value_heads=f.whole("linear_num_value_heads"),
         key_dim=f.whole("linear_key_head_dim"), value_dim=f.whole("linear_value_head_dim"),
         conv_kernel=f.whole("linear_conv_kernel_dim", 4),
@@ -187,14 +186,14 @@ def read_config(raw: Mapping[str, Any], where: str) -> Config:
         eps=f.number("rms_norm_eps", 1e-6),
         ple_layers=tuple(i - 1 for i in f.wholes("ple_layer_ids", 1, layers)),
         ple_width=f.whole("ple_embed_dim", hidden), ple_kernel=f.whole("ple_conv_kernel_size", 4),
-        ngram=f.whole("ngram_size", 3, least=2), heads_per_ngram=f.whole("heads_per_ngram", 8),
+        ngram=f.whole("ngram_size", 3, least=2, most=8), heads_per_ngram=f.whole("heads_per_ngram", 8),
         ngram_base=f.whole("ngram_vocab_size_base", 20_000_000),
         ngram_divisor=f.whole("make_ngram_vocab_size_divisible_by", 128),
         ngram_parts=f.whole("split_ngram_parts", 512),
         seed=f.whole("seed", 1234, least=0),
-        cut_token=f.first_whole("eos_token_id"),
+        cut_token=f.first_whole("eos_token_id", most=vocab - 1),
         index_heads=f.whole("indexer_n_heads"), index_dim=f.whole("indexer_head_dim"),
-        index_budget=f.whole("indexer_budget"), index_ratio=f.whole("indexer_compress_ratio"),
+        index_budget=f.whole("indexer_budget", least=ratio), index_ratio=ratio,
     )  # fmt: skip
 
 
@@ -308,11 +307,10 @@ def _expected_experts(c: Config, stem: str, entries: Mapping[str, TensorEntry]) 
             name = f"{stem}.{e}.{role}.weight"
             found[name] = weight
             # The scale's shape depends on the block size, which the layout checks.
-            stored = entries.get(f"{name}_scale_inv")
-            if stored is not None:
-                scale = (
-                    scale if scale is not None and scale.shape == stored.shape else Expected(stored.shape, ("BF16",))
-                )
+            stored, coded = entries.get(f"{name}_scale_inv"), entries.get(name)
+            if stored is not None and (coded is None or coded.dtype == "F8_E4M3"):
+                if scale is None or scale.shape != stored.shape:
+                    scale = Expected(stored.shape, ("BF16",))
                 found[f"{name}_scale_inv"] = scale
     return found
 
@@ -321,7 +319,7 @@ def _expected_ple(c: Config, layer: int, entries: Mapping[str, TensorEntry]) -> 
     stem = f"{_TRUNK}layers.{layer}.ple"
     table = f"{stem}.ple_embedding.ngram_embedding"
     heads = (c.ngram - 1) * c.heads_per_ngram
-    rows, columns = c.table_rows(layer), c.ple_width // heads
+    rows, columns, shards = c.table_rows(layer), c.ple_width // heads, table_shards(entries, table)
     found = {
         f"{stem}.key_proj.weight": Expected((c.wide, c.ple_width), _FLOATS),
         f"{stem}.value_proj.weight": Expected((c.hidden, c.ple_width), _FLOATS),
@@ -338,9 +336,11 @@ def _expected_ple(c: Config, layer: int, entries: Mapping[str, TensorEntry]) -> 
     if f"{table}.weight" in entries:
         found[f"{table}.weight"] = Expected((rows, columns), _STORED)
     else:
-        shard = Expected((rows // c.ngram_parts, columns), _STORED)
+        # A row is read by its place alone, so all shards are stored alike.
+        alike = {e.dtype for e in shards[:1]}.intersection(_STORED) or _STORED
+        shard = Expected((rows // c.ngram_parts, columns), alike)
         found.update({f"{table}.shard_{i}.weight": shard for i in range(c.ngram_parts)})
-    if any(e.dtype == "F8_E4M3" for e in table_shards(entries, table)):
+    if any(e.dtype == "F8_E4M3" for e in shards):
         found[f"{table}.weight_scale"] = Expected((1,), ("BF16",))
     return found
 
@@ -416,7 +416,7 @@ class _Draft:
         self._norm_embedding = centred(part("pre_fc_norm_embedding.weight", mx.float32))
         self._norm_hidden = centred(part("pre_fc_norm_hidden.weight", mx.float32))
         self._fc_embedding, self._fc_hidden = linear(part("fc_embedding.weight")), linear(part("fc_hidden.weight"))
-        self.layer = _Layer(c, under(part, "layers.0."), sparse=True, ple=False, theta=c.draft_rope_theta)
+        self.layer = _Layer(c, under(part, "layers.0."), sparse=True, ple=False, theta=c.rope_theta)
         self._mixer = HyperConnection(under(part, "hyper_connection_mixer."), c.streams, c.eps, injects=False)
         self._streams, self._eps = c.streams, c.eps
 

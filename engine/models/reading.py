@@ -25,6 +25,9 @@ class Fields:
             path=self._where,
         )
 
+    def __contains__(self, key: str) -> bool:
+        return self._table.get(key) is not None
+
     def _get(self, key: str, default: Any) -> Any:
         value = self._table.get(key)
         if value is None:
@@ -44,6 +47,13 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
             raise self.fault(key, f"is {value!r}, expected a positive number")
         return float(value)
+
+    def even_share(self, key: str, of: int, default: float) -> int:
+        """How many of `of` features a share of them is; an even number of at least two."""
+        count = int(of * self.number(key, default))
+        if count % 2 or not 0 < count <= of:
+            raise self.fault(key, f"means {count} of {of} features, expected an even number of them")
+        return count
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
@@ -71,13 +81,13 @@ class Fields:
             raise self.fault(key, f"is {value!r}, expected a list of numbers from {least} to {most}")
         return sorted(set(value))
 
-    def first_whole(self, key: str) -> int:
-        """A whole number, or the first of a list of them."""
+    def first_whole(self, key: str, most: int) -> int:
+        """A token id up to `most`, or the first of a list of them."""
         value = self._get(key, _ABSENT)
         if isinstance(value, list) and value:
             value = value[0]
-        if type(value) is not int or value < 0:
-            raise self.fault(key, f"is {value!r}, expected a token id")
+        if type(value) is not int or not 0 <= value <= most:
+            raise self.fault(key, f"is {value!r}, expected a token id up to {most}")
         return value
 
     def table(self, key: str) -> Fields:

@@ -79,10 +79,14 @@ class _Kept:
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def rows(self, first: int) -> mx.array:
-        """[end - first, W]."""
-        wide = self._pieces[0] if len(self._pieces) == 1 else mx.concatenate(self._pieces, axis=0)
-        return wide[first - self.start :]
+    def rows(self, first: int, end: int) -> mx.array:
+        """Positions first … end - 1 as [end - first, W]; copies no more than the pieces that these lie in."""
+        found, start = [], self.start
+        for piece in self._pieces:
+            if start < end and first < start + piece.shape[0]:
+                found.append(piece[max(0, first - start) : end - start])
+            start += piece.shape[0]
+        return found[0] if len(found) == 1 else mx.concatenate(found, axis=0)
 
     def before(self, end: int) -> _Kept:
         """The part below position `end`."""
@@ -186,26 +190,30 @@ class Drafter:
             # Wide hiddens are missing before the kept ones: start anew from the newest contiguous run.
             self.cache, self._base = self._model.layer.new_cache(), self._kept.start
             self.holes += 1
-        first = self._next
-        wide = self._kept.rows(first)
-        count = wide.shape[0] - 1
-        self.score(wide[:count], tokens[first + 1 : first + count + 1], lambda x, done: progress(done, count))
+        first, kept = self._next, self._kept
+        count = kept.end - 1 - first
+        self.score(
+            lambda start, stop: kept.rows(first + start, first + stop), tokens[first + 1 : first + count + 1],
+            lambda x, done: progress(done, count),
+        )  # fmt: skip
         # A slice would keep all of the prompt's rows alive.
-        last = mx.contiguous(wide[count:])
+        last = mx.contiguous(kept.rows(first + count, kept.end))
         mx.eval(last)
         self._kept = _Kept(first + count, [last])
         return count
 
     def score(
-        self, wide: mx.array, tokens: Sequence[int], on_rows: Callable[[mx.array, int], None] = lambda *_: None
-    ) -> None:
-        """Append pairs (wide [T, W], tokens [T]) in steps; `on_rows(residual [t, W], pairs so far)` sees each step."""
+        self, wide: Callable[[int, int], mx.array], tokens: Sequence[int],
+        on_rows: Callable[[mx.array, int], None] = lambda *_: None,
+    ) -> None:  # fmt: skip
+        """Append pairs in steps: `wide(start, stop)` gives their wide hiddens [t, W], tokens [T] are all of theirs;
+        `on_rows(residual [t, W], pairs so far)` sees each step."""
         count = len(tokens)
         source = self._source(count)
         try:
             for start in range(0, count, self._step):
                 stop = min(count, start + self._step)
-                x = self._run(wide[start:stop], tokens[start:stop], source)
+                x = self._run(wide(start, stop), tokens[start:stop], source)
                 mx.eval(x, self.cache.arrays())
                 on_rows(x, stop)
         finally:
@@ -252,7 +260,7 @@ class Drafter:
             self.refilled += self.fill(tokens)
         self._drop_self_fed()
         first = self._next
-        own = self._run(self._kept.rows(first), [*tokens[first + 1 :], anchor])
+        own = self._run(self._kept.rows(first, last + 1), [*tokens[first + 1 :], anchor])
         self._last_wide = own[-1:]
         return self._model.head(self._last_wide)[0]
 

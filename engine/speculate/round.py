@@ -82,6 +82,8 @@ class Rounds:
         `send(n)` instead of `next` says that only n of the step's tokens are taken; the reply is over then.
         """
         line = self._timeline
+        if max_tokens < 1:
+            return
         self.control.start_reply()
         token = self._sample(logits, sampler)
         made = 1

@@ -214,27 +214,44 @@ class Files:
 
     def drop(self, *tensors: str) -> None:
         """Remove tensors with their bytes from their shards and from the index."""
-        gone = 0
-        for path in {self.shard_of(t) for t in tensors}:
-            raw = path.read_bytes()
-            (size,) = struct.unpack("<Q", raw[:8])
-            header = {n: e for n, e in json.loads(raw[8 : 8 + size]).items() if n not in tensors}
-            data = b""
-            for name in sorted(n for n in header if n != "__metadata__"):
-                start, stop = header[name]["data_offsets"]
-                header[name]["data_offsets"] = [len(data), len(data) + stop - start]
-                data += raw[8 + size + start : 8 + size + stop]
-            text = json.dumps(header).encode()
-            text += b" " * (-len(text) % 8)
-            path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-            gone += len(raw) - 8 - size - len(data)
+        for tensor in tensors:
+            self._rewrite(tensor, lambda entry, data: None)
 
         def without(index: dict[str, Any]) -> None:
             for name in tensors:
                 del index["weight_map"][name]
-            index["metadata"]["total_size"] -= gone
 
         self.json("model.safetensors.index.json", without)
+
+    def widen(self, tensor: str) -> None:
+        """Store a tensor of one byte an element as BF16, each byte twice."""
+        self._rewrite(tensor, lambda entry, data: (entry | {"dtype": "BF16"}, np.repeat(data, 2)))
+
+    def _rewrite(
+        self, tensor: str, change: Callable[[dict[str, Any], np.ndarray], tuple[dict[str, Any], np.ndarray] | None]
+    ) -> None:
+        """Put (header entry, bytes) of a tensor in place of what it has, None removing it, without leaving holes."""
+        path, header, first = self.header(tensor)
+        raw = np.frombuffer(path.read_bytes()[first:], np.uint8)
+        made: dict[str, Any] = {"__metadata__": header.pop("__metadata__")} if "__metadata__" in header else {}
+        parts: list[np.ndarray] = []
+        end = 0
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            part = raw[slice(*entry["data_offsets"])]
+            changed = change(entry, part) if name == tensor else (entry, part)
+            if changed is not None:
+                made[name] = changed[0] | {"data_offsets": [end, end + len(changed[1])]}
+                parts.append(changed[1])
+                end += len(changed[1])
+        text = json.dumps(made).encode()
+        text += b" " * (-len(text) % 8)
+        path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(p.tobytes() for p in parts))
+        grown = end - len(raw)
+
+        def sized(index: dict[str, Any]) -> None:
+            index["metadata"]["total_size"] += grown
+
+        self.json("model.safetensors.index.json", sized)
 
 
 @pytest.fixture

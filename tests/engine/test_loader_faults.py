@@ -55,6 +55,24 @@ BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a key that is missing": (text(lambda c: c.pop("num_experts")), "num_experts is missing"),
     "a key of another type": (text(lambda c: c.update(hidden_size="64")), "hidden_size is '64'"),
     "more experts a token than there are": (text(lambda c: c.update(num_experts_per_tok=9)), "num_experts_per_tok is 9"),
+    "an architecture that is no text": (lambda f: f.json(CONFIG, lambda c: c.update(model_type=["x"])), "not supported"),
+    "a budget below a block": (text(lambda c: c.update(indexer_budget=1)), "indexer_budget is 1"),
+    "no rotation speed": (text(lambda c: c["rope_parameters"].pop("rope_theta")), "rope_theta is missing"),
+    "a rotation nobody knows": (text(lambda c: c["rope_parameters"].update(rope_type="yarn")), "rope_type is 'yarn'"),
+    "more features turned than there are": (
+        text(lambda c: c["rope_parameters"].update(partial_rotary_factor=2.0)), "partial_rotary_factor means",
+    ),
+    "an odd number of features turned": (
+        text(lambda c: c["rope_parameters"].update(partial_rotary_factor=3 / c["head_dim"])), "means 3 of",
+    ),
+    "an end outside the vocabulary": (text(lambda c: c.update(eos_token_id=10**8)), "eos_token_id is 100000000"),
+    "n-grams longer than what is kept": (text(lambda c: c.update(ngram_size=9)), "ngram_size is 9"),
+    "parts of the table stored differently": (
+        lambda f: f.widen(f"{TABLE}.ngram_embedding.shard_2.weight"), "shard_2.*BF16",
+    ),
+    "a scale for an expert that is stored plainly": (
+        lambda f: f.widen(f"{EXPERT}.up_proj.weight"), r"experts\.5\.up_proj\.weight_scale_inv",
+    ),
     "too few kinds of layers": (text(lambda c: c["layer_types"].pop()), "layer_types names 3 layers"),
     "a kind of layer nobody knows": (text(lambda c: c.update(layer_types=["x"] * 4)), "layer_types holds 'x'"),
     "experts that are not there": (text(lambda c: c.update(num_experts=9)), r"experts\.8|\[8, 64\]"),

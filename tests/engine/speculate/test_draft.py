@@ -57,7 +57,8 @@ def filled_in_one_pass(session: Any) -> Any:
     caches = [layer.new_cache() for layer in session.model.layers]
     run_prompt(session.forward, caches, [], session.tokens, session._order, on_rows=lambda _, w: wide.append(w))
     drafter = session._rounds.drafter.fresh()
-    drafter.score(mx.concatenate(wide)[:-1], session.tokens[1:])
+    rows = mx.concatenate(wide)
+    drafter.score(lambda start, stop: rows[start:stop], session.tokens[1:])
     return drafter
 
 
