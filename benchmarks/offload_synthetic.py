@@ -9,6 +9,7 @@ alone, both, and a plain loop of direct reads follow one another; the medians of
 
     python benchmarks/offload_synthetic.py                  in a temporary folder
     python benchmarks/offload_synthetic.py DIR --keep       in DIR, left there for the next run
+    … DIR --keep --only prefill --prompts 8                 a part of it, with the files of a run before
 """
 
 from __future__ import annotations
@@ -45,8 +46,6 @@ from rich.table import Table
 from synthetic_checkpoint import SIZES, TINY, write_checkpoint
 
 MIB = 1 << 20
-PIECE = 1 << 20
-"""Bytes of one read of the plain loop: what the engine's readers take at once from files without alignment."""
 
 
 # ---- the checkpoint
@@ -226,12 +225,14 @@ def _never_read(buffers: Sequence[Any]) -> Iterator[None]:
 
 
 def plain_loop(layout: Any, n_bytes: int, start: int) -> dict[str, float]:
-    """A single thread that reads whole aligned pieces of the experts' bytes one after another, past the page cache."""
+    """A single thread that reads the experts' bytes one after another past the page cache, in pieces of the reader's size."""
+    from qwen_chat_mlx.engine.offload.reader import PIECE_BYTES as PIECE
+
     flag = getattr(os, "O_DIRECT", 0)
     done, begun = 0, time.perf_counter()
     with mmap.mmap(-1, PIECE) as buffer, memoryview(buffer) as view:
         for layer in range(start, start + layout.n_layers):
-            for r in layout.layer_ranges(layer % layout.n_layers):
+            for r in layout.layer_image(layer % layout.n_layers).ranges:
                 fd = os.open(r.path, os.O_RDONLY | flag)
                 first, last = -(-r.offset // 4096) * 4096, (r.offset + r.n_bytes) // 4096 * 4096
                 for at in range(first, last, PIECE):
@@ -328,6 +329,7 @@ def main() -> int:
     ap.add_argument("--long-prompt", type=int, default=256, help="length of the prompt before the generated tokens")
     ap.add_argument("--step", type=int, default=256, help="prefill_step")
     ap.add_argument("--repeats", type=int, default=3)
+    ap.add_argument("--only", choices=("memory", "prefill"), help="measure only this part")
     ap.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     a = ap.parse_args()
     if a.child:
@@ -348,10 +350,12 @@ def main() -> int:
             "expert_cache": f"{a.expert_cache} MiB", "context": s.max_context, "tokens": a.tokens,
             "repeats": a.repeats, "plain_bytes": 2 << 30,
         }  # fmt: skip
-        memory = run_child(__file__, task | {"what": "memory", "prompt": a.long_prompt})
-        show_memory(memory)
-        targets = judge_memory(a.long_prompt, memory, a.expert_cache * MIB, 350 * MIB)
-        for prompt in a.prompts:
+        targets: list[Target] = []
+        if a.only != "prefill":
+            memory = run_child(__file__, task | {"what": "memory", "prompt": a.long_prompt})
+            show_memory(memory)
+            targets += judge_memory(a.long_prompt, memory, a.expert_cache * MIB, 350 * MIB)
+        for prompt in a.prompts if a.only != "memory" else ():
             found = run_child(__file__, task | {"what": "prefill", "prompt": prompt})
             show_prefill(prompt, found)
             targets += judge_prefill(prompt, found, times=not a.tiny)

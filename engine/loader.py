@@ -26,7 +26,7 @@ from .models.contract import Model, ModelConfig, RowTable, architecture_of
 from .offload.experts import ExpertStore
 from .offload.layer_buffer import LayerBuffer
 from .offload.layout import ExpertLayout, ReadRange, expert_layout, expert_scales, packed_layout
-from .offload.memory import PAGE
+from .offload.memory import PAGE, Pool
 from .offload.reader import BOUNCE_BYTES, Reader
 from .offload.rows import RowStore
 from .plan import MemoryPlan, Needs, PoolNeeds, machine, make_plan, size_text
@@ -174,7 +174,7 @@ def _needs(
 
     def pool(of: ExpertLayout) -> PoolNeeds:
         slot = -(-of.slot_bytes // PAGE) * PAGE
-        return PoolNeeds(of.n_layers * of.n_experts, of.n_experts, slot, shape.top_k)
+        return PoolNeeds(of.n_layers * of.n_experts, slot, shape.top_k)
 
     matrix = sum(_numbers(p.shape) for p in layout.parts)
     return Needs(
@@ -189,9 +189,16 @@ def _needs(
         expert_matrix_bytes=max(matrix * 4, APART_BYTES),
         read_buffer_bytes=BOUNCE_BYTES,
         max_context=shape.max_context,
+        layer_bytes=Pool.bytes_for(1, _layer_room(layout, draft_layout)),
         experts=pool(layout),
         draft=pool(draft_layout) if draft_layout is not None else None,
     )
+
+
+def _layer_room(layout: ExpertLayout, draft: ExpertLayout | None) -> int:
+    """Bytes for any layer of the trunk, and for the draft layer where that is as large: it borrows a buffer."""
+    room = layout.layer_bytes
+    return room if draft is None or draft.total_bytes > room else max(room, draft.layer_bytes)
 
 
 def _item_bytes(entry: TensorEntry) -> int:
@@ -237,7 +244,8 @@ def load(
         if draft_store is not None and config.mtp != "off":
             draft_store.fill()
         tables = [(t, RowStore(t.shards, _table_scale(t), rows_reader)) for t in s.tables]
-        buffers = [LayerBuffer(s.layout, reader, computes, meter) for _ in range(s.plan.layer_buffers)]
+        pools = (Pool(1, _layer_room(s.layout, s.draft_layout)) for _ in range(s.plan.layer_buffers))
+        buffers = [LayerBuffer(s.layout, reader, computes, meter, pool) for pool in pools]
         draft_buffer = _draft_buffer(s, reader, draft_computes, meter, buffers)
     except BaseException:
         reader.close()
@@ -256,7 +264,7 @@ def _draft_buffer(
     layout = s.draft_layout
     if layout is None or computes is None or not buffers or s.plan.draft_slots >= layout.n_experts:
         return None
-    if layout.slot_bytes * layout.n_experts > buffers[0].pool.piece_bytes:
+    if layout.layer_bytes > buffers[0].pool.piece_bytes:
         return None
     return LayerBuffer(layout, reader, computes, meter, buffers[0].pool)
 

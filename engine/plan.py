@@ -48,7 +48,6 @@ class PoolNeeds:
 
     experts: int
     """Over all layers."""
-    per_layer: int
     slot_bytes: int
     """Bytes of one slot in memory, page padding included."""
     top_k: int
@@ -75,6 +74,8 @@ class Needs:
     read_buffer_bytes: int
     """What a reading thread needs of its own to read past the page cache."""
     max_context: int
+    layer_bytes: int
+    """A buffer for any layer's experts as a whole."""
     experts: PoolNeeds
     draft: PoolNeeds | None
 
@@ -128,13 +129,13 @@ def make_plan(config: EngineConfig, needs: Needs, where: Machine) -> MemoryPlan:
     else:
         # Where the experts' budget is fixed, nothing else wants what is left; else buffers and slots share it.
         buffers = _layer_buffers(needs, (left - least) // 3 if auto else left - asked.resolve(whole, 0))
-    left -= buffers * pool.per_layer * pool.slot_bytes
+    left -= buffers * needs.layer_bytes
     budget = asked.resolve(whole, int(left * 0.95))
     slots = min(pool.experts, budget // pool.slot_bytes)
     terms = (
         *fixed,
         ("draft expert slots", draft_bytes),
-        ("layer buffers", buffers * pool.per_layer * pool.slot_bytes),
+        ("layer buffers", buffers * needs.layer_bytes),
         ("expert slots", slots * pool.slot_bytes),
     )
     plan = MemoryPlan(context, slots, draft_slots, buffers, MARKS, terms, limit)
@@ -195,8 +196,7 @@ def _draft_slots(config: EngineConfig, needs: Needs, left: int) -> int:
 
 def _layer_buffers(needs: Needs, left: int) -> int:
     """As many whole-layer buffers (at most two) as fit in what they may have."""
-    layer = needs.experts.per_layer * needs.experts.slot_bytes
-    return max(0, min(2, left // layer)) if layer else 0
+    return max(0, min(2, left // needs.layer_bytes)) if needs.layer_bytes else 0
 
 
 def _refuse_budget(config: EngineConfig, plan: MemoryPlan, least: int, auto: bool) -> None:

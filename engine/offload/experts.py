@@ -25,7 +25,7 @@ from .policy import SlotTable
 from .prefetch import Prefetch
 from .reader import Reader, Ticket
 from .routed import Routed, routed
-from .shelf import Computes, Shelf
+from .shelf import Computes, Shelf, slot_blocks
 
 __all__ = ["ExpertSource", "ExpertStore"]
 
@@ -59,7 +59,8 @@ class ExpertStore:
         self.table = SlotTable(slots, layout.n_layers, layout.n_experts, policy)
         self._reader, self._meter = reader, meter
         self._pool = Pool(slots, layout.slot_bytes)
-        self._shelf = Shelf(self._pool, self._pool.stride, slots, layout.parts, computes, layout.n_experts)
+        blocks = slot_blocks(self._pool.stride, slots, layout.parts, layout.n_experts)
+        self._shelf = Shelf(self._pool, blocks, blocks[0].count, layout.parts, computes)
         self._hindsight = Hindsight(self.table)
         self._slot_map: list[tuple[int, mx.array]] | None = None
         self._unread: list[Sequence[mx.array]] = []
@@ -208,7 +209,7 @@ class ExpertStore:
 
     def _mapped(self) -> list[tuple[int, mx.array]]:
         """A layer's block of slots and, int32 [E], its experts' places in that block; empty if a layer has several."""
-        block, experts = self._shelf.block, self.table.experts
+        block, experts = self._shelf.width, self.table.experts
         slots = np.array([s for *_, s in sorted(self.table.residents())], np.int32).reshape(-1, experts)
         if (slots // block != slots[:, :1] // block).any():
             return []
@@ -244,7 +245,7 @@ class ExpertStore:
         """Fill up to `most` slots with the experts of `layer` that deserve one, from a buffer that holds the layer."""
         self._hindsight.restart()
         for claim in self.table.hand_over(layer, most):
-            self._pool.memory(claim.slot)[:] = buffer.memory(claim.expert)
+            buffer.copy(claim.expert, self._pool.memory(claim.slot))
             self._handed_over += 1
             self._evictions += claim.evicted is not None
 

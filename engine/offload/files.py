@@ -141,7 +141,7 @@ def _open_direct(path: str) -> tuple[int, int, str]:
             fcntl.fcntl(fd, _F_NOCACHE, 1)
         except OSError as e:
             return fd, 1, f"F_NOCACHE is refused for {path}: {e.strerror}"
-        return fd, mmap.PAGESIZE, ""
+        return fd, min(os.fstat(fd).st_blksize, mmap.PAGESIZE), ""
     flag = getattr(os, "O_DIRECT", None)
     if flag is None:
         return os.open(path, os.O_RDONLY), 1, "this system has no direct I/O"

@@ -12,7 +12,7 @@ from .layout import ExpertLayout
 from .memory import Pool
 from .reader import Reader, Ticket
 from .routed import routed
-from .shelf import Computes, Shelf
+from .shelf import Computes, Shelf, layer_blocks
 
 __all__ = ["LayerBuffer"]
 
@@ -21,17 +21,18 @@ _POLL_S = 0.05
 
 
 class LayerBuffer:
-    """Room for one layer; an expert's place is its number."""
+    """Room for one layer, which lies there as in its files."""
 
     def __init__(
         self, layout: ExpertLayout, reader: Reader, computes: Computes, meter: Meter, pool: Pool | None = None
     ) -> None:
         """`pool` lends the memory of another buffer of at least this size; the two are never used at once."""
         self._layout, self._reader, self._meter = layout, reader, meter
-        self.pool = pool or Pool(1, layout.slot_bytes * layout.n_experts)
-        self._shelf = Shelf(
-            self.pool, layout.slot_bytes, layout.n_experts, layout.parts, computes, layer=layout.n_experts
-        )
+        self._computes = computes
+        self.pool = pool or Pool(1, layout.layer_bytes)
+        self._starts = np.empty((0, 0), np.int64)
+        self._places: list[int] = []
+        self._shelf: Shelf | None = None
         self._ticket: Ticket | None = None
         self.layer = -1
         """The layer that was loaded last; -1 when none was."""
@@ -39,7 +40,11 @@ class LayerBuffer:
     def load(self, layer: int) -> int:
         """Start reading a layer; whatever computed from the buffer has been evaluated. Returns the bytes to be read."""
         self.layer = layer
-        self._ticket = self._reader.submit(self._layout.layer_ranges(layer), self.pool.memory(0))
+        layout, image = self._layout, self._layout.layer_image(layer)
+        self._ticket = self._reader.submit(image.ranges, self.pool.memory(0))
+        self._starts = image.starts
+        blocks, self._places = layer_blocks(image.starts, layout.part_starts)
+        self._shelf = Shelf(self.pool, blocks, layout.n_experts, layout.parts, self._computes)
         return self._ticket.n_bytes
 
     def wait(self) -> None:
@@ -58,19 +63,21 @@ class LayerBuffer:
             self._ticket.cancel()
         self.layer = -1
 
-    def memory(self, expert: int) -> memoryview:
-        """The bytes of one expert, as a slot holds them."""
-        first = expert * self._layout.slot_bytes
-        return self.pool.memory(0)[first : first + self._layout.slot_bytes]
+    def copy(self, expert: int, slot: memoryview) -> None:
+        """Fill a slot with an expert of the layer that is here."""
+        whole = self.pool.memory(0)
+        for (n_bytes, at), start in zip(self._layout.reads, self._starts[expert].tolist()):
+            slot[at : at + n_bytes] = whole[start : start + n_bytes]
 
     def run(
         self, layer: int, hidden: Sequence[mx.array], ids: Sequence[np.ndarray], *, together: bool
     ) -> list[mx.array]:
         """Outputs of a layer that is here; see `ExpertSource.run`."""
         assert layer == self.layer
+        assert self._shelf is not None
         products = routed(hidden, ids, together=together)
         asked = np.unique(np.concatenate([i.reshape(-1) for i in ids])).tolist()
-        products.compute(self._shelf, layer, [(expert, expert) for expert in asked])
+        products.compute(self._shelf, layer, [(expert, self._places[expert]) for expert in asked])
         return products.outputs()
 
     @property

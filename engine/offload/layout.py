@@ -20,9 +20,11 @@ from ..checkpoint.pack_manifest import PackedExperts
 from ..checkpoint.quant import Quantization, Stored, bad_scale, check_scales, stored_as
 from ..errors import CheckpointError
 
-__all__ = ["ExpertLayout", "Part", "ReadRange", "expert_layout", "expert_scales", "packed_layout"]
+__all__ = ["ExpertLayout", "LayerImage", "Part", "ReadRange", "expert_layout", "expert_scales", "packed_layout"]
 
 SLOT_ALIGNMENT = 64
+_PAGE = 16384
+"""The largest page of the systems that this runs on."""
 
 _FUSED = {"gate_up": "gate_up_proj", "down": "down_proj"}
 _SINGLE = {"gate": "gate_proj.weight", "up": "up_proj.weight", "down": "down_proj.weight"}
@@ -51,10 +53,27 @@ class ReadRange:
     slot_offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class LayerImage:
+    """A whole layer in memory: stretches of its files as they are, each as far into a page as in its file.
+
+    So direct reads go straight to their place wherever an expert begins, and a layer is a few long reads.
+    """
+
+    ranges: tuple[ReadRange, ...]
+    """The stretches, in file order."""
+    starts: np.ndarray
+    """int64 [experts, reads of one expert]: where each read's bytes begin."""
+    n_bytes: int
+    """Room that it takes, from the beginning of a page."""
+
+
 class ExpertLayout:
     """The places of all experts of one pool: layers x experts, every expert with the same parts."""
 
-    __slots__ = ("_files", "_offsets", "_paths", "_reads", "parts", "prefixes", "slot_bytes", "stored")
+    __slots__ = (
+        "_files", "_layer_bytes", "_offsets", "_paths", "parts", "prefixes", "reads", "slot_bytes", "stored",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -77,8 +96,10 @@ class ExpertLayout:
         """How each role's matrix is stored; scales are those of expert 0 of the first layer."""
         end = max(part.slot_offset + part.n_bytes for part in parts)
         self.slot_bytes = blob_bytes or -(-end // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
-        self._reads = ((blob_bytes, 0),) if blob_bytes else tuple((p.n_bytes, p.slot_offset) for p in parts)
+        self.reads = ((blob_bytes, 0),) if blob_bytes else tuple((p.n_bytes, p.slot_offset) for p in parts)
+        """What an expert is read in: (bytes, place in a slot)."""
         self._paths, self._files, self._offsets = paths, files, offsets
+        self._layer_bytes = 0
 
     @property
     def n_layers(self) -> int:
@@ -97,7 +118,7 @@ class ExpertLayout:
     @property
     def expert_bytes(self) -> int:
         """Bytes read for one expert."""
-        return sum(n_bytes for n_bytes, _ in self._reads)
+        return sum(n_bytes for n_bytes, _ in self.reads)
 
     @property
     def total_bytes(self) -> int:
@@ -115,20 +136,49 @@ class ExpertLayout:
         """The reads that fill one slot; neighbours in both the file and the slot are one. IndexError out of range."""
         self._check(layer, expert)
         files, offsets = self._files[layer, expert].tolist(), self._offsets[layer, expert].tolist()
-        pieces = [(files[i], offsets[i], n_bytes, at) for i, (n_bytes, at) in enumerate(self._reads)]
+        pieces = [(files[i], offsets[i], n_bytes, at) for i, (n_bytes, at) in enumerate(self.reads)]
         return _merged(pieces, self._paths)
 
-    def layer_ranges(self, layer: int) -> tuple[ReadRange, ...]:
-        """The reads that fill a whole-layer buffer (expert e at e * slot_bytes), in file order, merged where possible."""
+    def layer_image(self, layer: int) -> LayerImage:
+        """How a whole layer is read and where it lies then. IndexError out of range."""
         self._check(layer, 0)
-        files, offsets = self._files[layer].tolist(), self._offsets[layer].tolist()
-        pieces = [
-            (files[e][i], offsets[e][i], n_bytes, e * self.slot_bytes + at)
-            for e in range(self.n_experts)
-            for i, (n_bytes, at) in enumerate(self._reads)
-        ]
-        pieces.sort()
-        return _merged(pieces, self._paths)
+        files, offsets = self._files[layer].reshape(-1), self._offsets[layer].reshape(-1)
+        sizes = np.tile([n_bytes for n_bytes, _ in self.reads], self.n_experts)
+        order = np.lexsort((offsets, files))
+        files, offsets, sizes = files[order], offsets[order], sizes[order]
+        item = max(ITEM_BYTES[part.dtype] for part in self.parts)
+        begins = np.ones(len(order), bool)
+        begins[1:] = (
+            (files[1:] != files[:-1])
+            | (offsets[1:] != offsets[:-1] + sizes[:-1])
+            | (offsets[1:] % item != offsets[:-1] % item)
+        )
+        first = np.flatnonzero(begins)
+        ranges: list[ReadRange] = []
+        end = 0
+        for i, n_bytes in zip(first.tolist(), np.add.reduceat(sizes, first).tolist()):
+            offset = int(offsets[i])
+            # Where a file has items at places that they cannot have in memory, the bytes move.
+            at = -(-end // _PAGE) * _PAGE + offset % _PAGE // item * item
+            ranges.append(ReadRange(self._paths[files[i]], offset, n_bytes, at))
+            end = at + n_bytes
+        stretch = np.cumsum(begins) - 1
+        starts = np.empty(len(order), np.int64)
+        starts[order] = np.array([r.slot_offset for r in ranges])[stretch] + offsets - offsets[first][stretch]
+        return LayerImage(tuple(ranges), starts.reshape(self.n_experts, -1), end)
+
+    @property
+    def part_starts(self) -> list[tuple[int, int]]:
+        """Where each part of an expert begins: (number of the read that brings it, bytes behind that read's begin)."""
+        whole = len(self.reads) == 1
+        return [(0, p.slot_offset) if whole else (i, 0) for i, p in enumerate(self.parts)]
+
+    @property
+    def layer_bytes(self) -> int:
+        """Room for any layer as a whole."""
+        if not self._layer_bytes:
+            self._layer_bytes = max(self.layer_image(layer).n_bytes for layer in range(self.n_layers))
+        return self._layer_bytes
 
     def _check(self, layer: int, expert: int) -> None:
         if not (0 <= layer < self.n_layers and 0 <= expert < self.n_experts):

@@ -222,19 +222,25 @@ class Reader:
         return file
 
     def _pieces(self, ticket: Ticket, ranges: list[ReadRange], target: memoryview) -> list[_Piece]:
-        """Cut ranges so that all threads can help, and each piece is either read in place or fits a bounce buffer."""
+        """Cut ranges so that all threads can help, and each piece is either read in place or fits a bounce buffer.
+
+        A range that lies as far into a block as its destination is read in place but for the blocks at its ends.
+        """
         pieces: list[_Piece] = []
         base = address_of(target) if ranges else 0
         for r in ranges:
             file = self._file(os.fspath(r.path))
             at, start, end = r.slot_offset, r.offset, r.offset + r.n_bytes
             while start < end:
-                if file.in_place(start, 0, base + at):
+                inside = start % file.align
+                if (base + at - start) % file.align:
+                    n = min(end - start, BOUNCE_BYTES - inside)
+                elif inside:
+                    n = min(end - start, file.align - inside)
+                else:
                     n = min(end - start, PIECE_BYTES)
                     if n >= file.align:
                         n -= n % file.align
-                else:
-                    n = min(end - start, BOUNCE_BYTES - start % file.align)
                 pieces.append(_Piece(ticket, file, start, target[at : at + n], base + at))
                 start, at = start + n, at + n
         return pieces

@@ -16,7 +16,9 @@ from qwen_chat_mlx.engine.checkpoint.index import open_checkpoint, read_tensor
 from qwen_chat_mlx.engine.checkpoint.names import canonical_entries
 from qwen_chat_mlx.engine.checkpoint.quant import Quantization
 from qwen_chat_mlx.engine.errors import CheckpointError
+from qwen_chat_mlx.engine.offload import shelf
 from qwen_chat_mlx.engine.offload.layout import expert_layout, expert_scales
+from qwen_chat_mlx.engine.offload.shelf import layer_blocks
 
 FP8 = Quantization("fp8", (4, 4))
 PLAIN = Quantization(None, None)
@@ -97,14 +99,27 @@ def expert_bytes(entries, layout, layer, expert, role):
 
 def check(entries, layout):
     """Slots and layer buffers of a whole pool against the tensors' own bytes."""
+    item = max(BYTES[part.dtype] for part in layout.parts)
     for layer in range(layout.n_layers):
-        whole = fill(layout.layer_ranges(layer), layout.n_experts * layout.slot_bytes)
+        image = layout.layer_image(layer)
+        assert image.n_bytes <= layout.layer_bytes
+        assert all((r.offset - r.slot_offset) % 4096 < item for r in image.ranges)
+        whole = fill(image.ranges, image.n_bytes)
+        blocks, places = layer_blocks(image.starts, layout.part_starts)
         for expert in range(layout.n_experts):
             slot = fill(layout.ranges(layer, expert), layout.slot_bytes)
-            for part in layout.parts:
-                place = slice(part.slot_offset, part.slot_offset + part.n_bytes)
-                assert slot[place].tobytes() == expert_bytes(entries, layout, layer, expert, part.role)
-            assert np.array_equal(whole[expert * layout.slot_bytes :][: layout.slot_bytes], slot)
+            block, at = divmod(places[expert], layout.n_experts)
+            assert at < blocks[block].count
+            for part, (first, step) in zip(layout.parts, blocks[block].parts):
+                stored = expert_bytes(entries, layout, layer, expert, part.role)
+                start = first + at * step
+                assert start % BYTES[part.dtype] == step % BYTES[part.dtype] == 0
+                assert slot[part.slot_offset :][: part.n_bytes].tobytes() == stored
+                assert whole[start : start + part.n_bytes].tobytes() == stored
+
+
+def blocks_of(layout):
+    return layer_blocks(layout.layer_image(0).starts, layout.part_starts)[0]
 
 
 def joined(tensors):
@@ -153,7 +168,8 @@ def test_a_fused_bf16_expert_is_two_reads(tmp_path):
         ("gate_up", (2 * INNER, HIDDEN)),
     ]
     assert all(len(layout.ranges(layer, expert)) == 2 for layer in range(3) for expert in range(5))
-    assert len(layout.layer_ranges(0)) == 10
+    assert len(layout.layer_image(0).ranges) == 1
+    assert len(blocks_of(layout)) == 1
     check(entries, layout)
     assert expert_scales(entries, layout, 0, PLAIN) == {}
 
@@ -184,25 +200,20 @@ def test_prefixed_names_of_other_tools_make_the_same_layout(tmp_path):
 # --- slots and merging ------------------------------------------------------------------------------------------------
 
 
-def test_experts_in_numeric_file_order_make_one_read_of_a_layer(tmp_path):
+@pytest.mark.parametrize("order", ["number", "name"])
+def test_experts_that_follow_one_another_in_any_order_make_one_read_of_a_layer(tmp_path, order):
     tensors = single("mtp.layers.0", 11, hidden=8, inner=8)
     weights = {n: k for n, k in tensors.items() if not n.endswith("_inv")}
-    order = sorted(weights, key=lambda n: (int(n.split(".")[5]), n))
+    names = sorted(weights, key=lambda n: (int(n.split(".")[5]), n) if order == "number" else n)
     scales = {n: k for n, k in tensors.items() if n.endswith("_inv")}
-    entries = write(tmp_path, [scales | {n: weights[n] for n in order}])
+    entries = write(tmp_path, [scales | {n: weights[n] for n in names}])
     layout = expert_layout(entries, ["mtp.layers.0"], 11, FP8)
     assert layout.slot_bytes == layout.expert_bytes == 192
-    (whole,) = layout.layer_ranges(0)
+    (whole,) = layout.layer_image(0).ranges
     assert whole.n_bytes == 11 * 192
-    assert whole.slot_offset == 0
-    check(entries, layout)
-
-
-def test_experts_in_name_order_merge_where_names_and_numbers_agree(tmp_path):
-    entries = write(tmp_path, [in_order(single("mtp.layers.0", 21, hidden=8, inner=8))])
-    layout = expert_layout(entries, ["mtp.layers.0"], 21, FP8)
-    pieces = [(r.slot_offset // 192, r.n_bytes // 192) for r in layout.layer_ranges(0)]
-    assert pieces == [(0, 2), (10, 10), (2, 1), (20, 1), (3, 7)]
+    (block,) = blocks_of(layout)
+    assert block.count == 11
+    assert [step for _, step in block.parts] == [192] * 3
     check(entries, layout)
 
 
@@ -226,8 +237,17 @@ def test_an_expert_cut_by_the_end_of_a_shard_is_read_from_both(tmp_path):
     entries = write(tmp_path, shards)
     layout = expert_layout(entries, ["mtp.layers.0"], 3, FP8)
     assert [len(layout.ranges(0, expert)) for expert in range(3)] == [1, 2, 1]
-    assert len(layout.paths) == 2
+    assert len(layout.paths) == len(layout.layer_image(0).ranges) == 2
     check(entries, layout)
+
+
+def test_a_layer_too_long_for_one_array_is_several_blocks(tmp_path, monkeypatch):
+    entries = write(tmp_path, [in_order(single("mtp.layers.0", 7, hidden=8, inner=8))])
+    layout = expert_layout(entries, ["mtp.layers.0"], 7, FP8)
+    for experts, counts in ((1, [1] * 7), (3, [3, 3, 1]), (7, [7])):
+        monkeypatch.setattr(shelf, "FLAT_BYTES", experts * 192)
+        assert [block.count for block in blocks_of(layout)] == counts
+        check(entries, layout)
 
 
 def test_parts_of_wider_items_begin_where_their_items_can(tmp_path):
@@ -274,9 +294,9 @@ def test_there_is_no_expert_outside_the_pool(tmp_path):
         with pytest.raises(IndexError):
             layout.ranges(layer, expert)
     with pytest.raises(IndexError):
-        layout.layer_ranges(1)
+        layout.layer_image(1)
     with pytest.raises(IndexError):
-        layout.layer_ranges(-1)
+        layout.layer_image(-1)
     with pytest.raises(KeyError):
         layout.part("gate_up")
 

@@ -135,7 +135,7 @@ def test_an_expert_is_one_aligned_read_and_a_layer_is_one_too(tmp_path: Path, op
             (read,) = layout.ranges(layout.n_layers - 1, expert)
             assert (read.offset, read.n_bytes, read.slot_offset) == (expert * layout.slot_bytes, layout.slot_bytes, 0)
             assert read.n_bytes % PAGE == 0
-        (whole,) = layout.layer_ranges(0)
+        (whole,) = layout.layer_image(0).ranges
         assert whole.n_bytes == 8 * layout.slot_bytes == Path(whole.path).stat().st_size
         assert layout.expert_bytes == layout.slot_bytes
 

@@ -36,8 +36,8 @@ def needs(**changes: Any) -> Needs:
     real = Needs(
         item_bytes=2, resident_bytes=RESIDENT, largest_bytes=248320 * 2560 * 2, kv_bytes_a_token=kv, state_bytes=state,
         wide_bytes=4 * 2560 * 2, logits_bytes=248320 * 4, score_bytes=24 * 4, expert_matrix_bytes=4 * EXPERT_BYTES, read_buffer_bytes=MIB,
-        max_context=262144,
-        experts=PoolNeeds(48 * 512, 512, EXPERT_BYTES, 10), draft=PoolNeeds(512, 512, EXPERT_BYTES, 10),
+        max_context=262144, layer_bytes=512 * EXPERT_BYTES,
+        experts=PoolNeeds(48 * 512, EXPERT_BYTES, 10), draft=PoolNeeds(512, EXPERT_BYTES, 10),
     )  # fmt: skip
     return replace(real, **changes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -436,3 +437,23 @@ def test_many_tickets_in_flight_from_several_threads(data: tuple[str, bytes]) ->
             t.join()
         assert not wrong
         assert r.stats().in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("offset", "n_bytes"), [(1, 100), (700, SIZE - 700), (PAGE - 1, 2), (1234, 20_000), (PAGE, 5000)]
+)
+def test_a_range_that_lies_as_in_its_file_is_read_in_place_but_for_its_ends(
+    data: tuple[str, bytes], monkeypatch: pytest.MonkeyPatch, offset: int, n_bytes: int
+) -> None:
+    copied: list[int] = []
+    move = ctypes.memmove
+    monkeypatch.setattr(ctypes, "memmove", lambda to, of, n: copied.append(n) or move(to, of, n))
+    target = memory(SIZE + PAGE)
+    at = offset % PAGE
+    with Reader(2, "on") as r:
+        r.submit([ReadRange(data[0], offset, n_bytes, at)], target).wait()
+        assert r.stats().read_bytes == n_bytes
+    assert target[at : at + n_bytes] == data[1][offset : offset + n_bytes]
+    assert target[:at] == bytes([UNTOUCHED]) * at
+    assert target[at + n_bytes :] == bytes([UNTOUCHED]) * (len(target) - at - n_bytes)
+    assert sum(copied) < 2 * PAGE
