@@ -49,7 +49,8 @@ def plain_steps(
 ) -> Generator[Step, int | None, None]:
     """Sample from `logits` [V], then step by step, until a stop id, `max_tokens`, or the end of the context.
 
-    The last sampled token is not part of the session's timeline: nothing was computed behind it.
+    The last sampled token is not part of the session's timeline: nothing was computed behind it. `send(n)` instead of
+    `next` ends the reply.
     """
     made = 0
     while made < max_tokens:
@@ -58,8 +59,8 @@ def plain_steps(
             with session.meter.wait("output_sync"):
                 token = sampler.commit(int(picked))
         made += 1
-        yield Step((token,))
-        if token in stops or session.room <= 0:
+        answer = yield Step((token,))
+        if answer is not None or token in stops or session.room <= 0:
             return
         if made < max_tokens:
             with session.meter.phase("plain"):

@@ -88,12 +88,8 @@ class Control:
         """Most drafts to make next, 0 for a plain step; at most `most`."""
         most = max(0, min(self.max_draft, most))
         if self.mode == "off" or self._fallen or not most:
-            self._depth = 0
-        elif self.mode == "fixed":
-            self._depth = most
-        else:
-            self._depth = self._auto_depth(most)
-        return self._depth
+            return 0
+        return most if self.mode == "fixed" else self._auto_depth(most)
 
     def _auto_depth(self, most: int) -> int:
         if not self._costs.knows_pace or self._since_plain >= self._plain_gap:
@@ -158,12 +154,15 @@ class Control:
             chance *= self._calibration.of(j, c)
         return chance
 
-    def worth_checking(self, confidences: Sequence[float]) -> int:
-        """How many of the drafts made are worth a row of the check; 0 makes the round a plain step."""
-        if self.mode == "fixed" or self._learning():
-            return len(confidences)
-        if self._parked:
+    def worth_checking(self, confidences: Sequence[float], *, selective: bool = True) -> int:
+        """How many of the drafts made are worth a row of the check; 0 makes the round a plain step.
+
+        Unless `selective`, what was drawn does not matter: all of a round are checked, none of a probe.
+        """
+        if self.mode == "auto" and self._parked and not self._learning():
             return 0
+        if self.mode == "fixed" or self._learning() or not selective:
+            return len(confidences)
         tau, chance, gain, best = self._tau(), 1.0, 0.0, (0, 0.0)
         for j, c in enumerate(confidences):
             chance *= self._calibration.of(j, c)
@@ -179,7 +178,7 @@ class Control:
         self._costs.see_plain(seconds)
         if self._since_plain >= self._plain_gap:
             self._plain_gap = min(_PLAIN_EVERY, 2 * self._plain_gap)
-        self._since_plain = 0
+        self._since_plain = self._depth = 0
         self._probe_again = False
         self._pass(1)
 
@@ -194,8 +193,9 @@ class Control:
         tested, stood = (checked, outcome.accepted) if checked else (1, int(outcome.foreseen))
         self._calibration.see(outcome.confidences[:tested], stood, rare=self._parked)
         self._proposed += checked
+        self._depth = checked
+        self._streak = 0 if stood else self._streak + 1
         if checked:
-            self._streak = 0 if outcome.accepted else self._streak + 1
             self._since_plain += outcome.committed
         else:
             self._since_plain = 0

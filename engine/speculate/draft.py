@@ -277,7 +277,9 @@ class Drafter:
         picked = sampler.pick(weights, position)
         sure = mx.exp(logits[mx.maximum(picked, 0)] - mx.logsumexp(logits))
         mx.eval(picked, sure, self.cache.arrays())
-        return Draft(sampler.checked(int(picked)), float(sure), weights)
+        token = int(picked)
+        # Where the layer's output is not a number any draft is as good: the trunk decides, and it will say no.
+        return Draft(token, float(sure), weights) if token >= 0 else Draft(0, 0.0, weights)
 
     def end_round(self) -> None:
         """Forget the self-fed pairs; the anchor's pair stays, it is a true one, and with it no kept row is needed."""

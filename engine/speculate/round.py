@@ -87,17 +87,18 @@ class Rounds:
         self.control.start_reply()
         token = self._sample(logits, sampler)
         made = 1
-        yield Step((token,))
+        if (yield Step((token,))) is not None:
+            return
         while made < max_tokens and token not in stops and line.room > 0:
             most = min(max_tokens - made - 1, line.room - 1)
             depth = self.control.depth(most)
             if depth:
-                step, kept = yield from self._round(token, depth, sampler, stops)
-                if kept < len(step.tokens):
-                    return
+                step, over = yield from self._round(token, depth, sampler, stops)
             else:
                 step = self._plain(token, sampler)
-                yield step
+                over = (yield step) is not None
+            if over:
+                return
             made += len(step.tokens)
             token = step.tokens[-1]
 
@@ -127,8 +128,8 @@ class Rounds:
 
     def _round(
         self, anchor: int, depth: int, sampler: Sampler, stops: Collection[int]
-    ) -> Generator[Step, int | None, tuple[Step, int]]:
-        """Draft, check, hand out, keep. Returns the step and how many of its tokens were taken."""
+    ) -> Generator[Step, int | None, tuple[Step, bool]]:
+        """Draft, check, hand out, keep. Returns the step and whether it was the reply's last."""
         line, meter = self._timeline, self._timeline.meter
         begin = time.perf_counter()
         before = self._save()
@@ -136,16 +137,17 @@ class Rounds:
             made = self._drafts(anchor, depth, sampler)
         drafted_s = time.perf_counter() - begin
         confidences = tuple(d.confidence for d in made)
-        drafts = made[: self.control.worth_checking(confidences)]
+        # Rejection sampling is exact only if no draft is left out for what it is.
+        drafts = made[: self.control.worth_checking(confidences, selective=not self._rejection)]
         if not drafts:
-            self.drafter.end_round()
-            step, seconds = self._undrafted(anchor, sampler)
+            with self._all_or_nothing(before):
+                self.drafter.end_round()
+                step, seconds = self._undrafted(anchor, sampler)
             foreseen = made[0].token == step.tokens[0]
             self.control.note_round(
                 RoundOutcome(0, 0, 1, confidences, foreseen, self.drafter.first_rows, drafted_s, seconds, 0.0)
             )
-            yield step
-            return step, 1
+            return step, (yield step) is not None
         checking = time.perf_counter()
         with self._all_or_nothing(before), meter.phase("verify"):
             for cache in line.caches:
@@ -160,10 +162,11 @@ class Rounds:
         for t in tokens:
             sampler.commit(t)
         step = Step(tuple(tokens), len(drafts), min(verdict.accepted, len(tokens)))
-        kept = len(tokens)
+        kept, over = len(tokens), False
         try:
             answer = yield step
-            kept = kept if answer is None else answer
+            if answer is not None:
+                kept, over = answer, True
         finally:
             with self._all_or_nothing(before):
                 rewind_s = self._keep(kept, ids, wide)
@@ -172,7 +175,7 @@ class Rounds:
                 step.drafted, step.accepted, kept, confidences, False, self.drafter.first_rows, drafted_s, verify_s,
                 rewind_s,
             ))  # fmt: skip
-        return step, kept
+        return step, over
 
     def _drafts(self, anchor: int, depth: int, sampler: Sampler) -> list[Draft]:
         line = self._timeline

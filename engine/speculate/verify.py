@@ -62,9 +62,9 @@ def accept(
         return _reject(sampler, weights, drafts, position)
     picked = mx.stack([sampler.pick(w, position + j) for j, w in enumerate(weights)])
     mx.eval(picked)
-    own = [sampler.checked(int(t)) for t in picked.tolist()]  # pyright: ignore[reportGeneralTypeIssues]
+    own = [int(t) for t in picked.tolist()]  # pyright: ignore[reportGeneralTypeIssues]
     accepted = next((j for j, t in enumerate(tokens) if own[j] != t), len(tokens))
-    return Verdict(accepted, own[accepted])
+    return Verdict(accepted, sampler.checked(own[accepted]))
 
 
 def _reject(sampler: Sampler, weights: Sequence[mx.array], drafts: Sequence[Draft], position: int) -> Verdict:

@@ -144,6 +144,37 @@ def test_an_accepted_draft_resets_the_streak_and_plain_steps_do_not() -> None:
     assert control.stats().streak == 0
 
 
+def test_probes_that_never_stand_lead_to_the_fallback_too() -> None:
+    control = Control("auto", 3, 32)
+    control.start_reply()
+    for _ in range(20_000):
+        if depth := control.depth(3):
+            checked = control.worth_checking((0.5,) * depth)
+            control.note_round(RoundOutcome(checked, 0, 1, (0.5,) * depth, False, 1, 0.01 * depth, 0.1, 0.0))
+        else:
+            control.note_plain(0.1)
+        if control.state()[0] == "FALLBACK":
+            return
+    pytest.fail(f"no fallback, {control.state()}")
+
+
+def test_a_rule_that_may_not_select_checks_all_drafts_or_none() -> None:
+    _, control = run("mixed", MACHINES["published"])
+    sure = (0.999, 0.0, 0.0)
+    assert control.worth_checking(sure) < 3
+    assert control.worth_checking(sure, selective=False) in (0, 3)
+    assert control.worth_checking((0.0,) * 3, selective=False) == control.worth_checking(sure, selective=False)
+
+
+def test_the_depth_shown_is_what_was_checked() -> None:
+    control = Control("auto", 3, 32)
+    control.depth(3)
+    control.note_round(RoundOutcome(1, 1, 2, (0.5, 0.1), False, 1, 0.02, 0.1, 0.0))
+    assert control.stats().depth == 1
+    control.note_plain(0.1)
+    assert control.stats().depth == 0
+
+
 def test_every_state_has_a_reason() -> None:
     control = Control("off", 3, 32)
     assert control.state()[0] == "OFF"

@@ -213,6 +213,49 @@ def test_a_consumer_that_takes_only_part_of_a_step_leaves_exactly_that_part(
     assert ids_of(session, more, 8) == plain.reply(more, 8)
 
 
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("settings", [{"mtp": "off"}, {"mtp": "auto", "max_draft": 1}])
+def test_a_consumer_that_ends_the_reply_at_a_plain_step_costs_no_further_one(
+    tiny: Any, open_session: Callable[..., Any], settings: dict[str, Any], at: int
+) -> None:
+    session = open_session(tiny, **settings)
+    logits, _ = session.prompt(tiny.prompt)
+    steps = session.steps(logits, _greedy_sampler(session, tiny.prompt), 30, ())
+    for _ in range(at + 1):
+        assert len(next(steps).tokens) == 1
+    with pytest.raises(StopIteration):
+        steps.send(1)
+    assert session.position == len(tiny.prompt) + at
+    assert session.stats().drafts.plain_steps == at
+
+
+def test_an_output_of_the_draft_layer_that_is_no_number_changes_no_text(
+    tiny: Any, plain: Any, open_session: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(tiny, mtp="fixed", max_draft=2)
+    monkeypatch.setattr(type(session.model.draft), "head", lambda self, x: mx.full((x.shape[0], 320), mx.nan))
+    assert ids_of(session, tiny.prompt, 8) == plain.reply(tiny.prompt, 8)
+    assert ids_of(session, tiny.prompt, 8, SAMPLED) == plain.reply(tiny.prompt, 8, SAMPLED)
+    assert session.stats().drafts.accepted == 0
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+def test_only_coupled_rounds_leave_out_drafts_for_what_they_are(
+    tiny: Any, open_session: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, acceptance: str
+) -> None:
+    session = open_session(tiny, mtp="auto", max_draft=2, acceptance=acceptance)
+    control, asked = session._rounds.control, set()
+    worth = control.worth_checking
+
+    def spy(confidences: Any, *, selective: bool) -> int:
+        asked.add(selective)
+        return worth(confidences, selective=selective)
+
+    monkeypatch.setattr(control, "worth_checking", spy)
+    ids_of(session, tiny.prompt, 24, SAMPLED)
+    assert asked == {acceptance == "coupled"}
+
+
 def _greedy_sampler(session: Any, prompt: list[int]) -> Any:
     from qwen_chat_mlx.engine.sampling import Sampler
 
