@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from typing import Any
 
 from .errors import ConfigError, nearest
@@ -36,7 +37,7 @@ class Budget:
         if self.n_bytes is not None:
             return self.n_bytes
         if self.share is not None:
-            return int(self.share * whole_bytes)
+            return round(self.share * whole_bytes)
         return auto_bytes
 
 
@@ -162,6 +163,10 @@ def text(value: Any) -> str:
     return value
 
 
+def text_or_path(value: Any) -> str:
+    return text(str(value) if isinstance(value, PurePath) else value)
+
+
 def boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")
@@ -196,7 +201,7 @@ class EngineConfig:
     """The effective settings of one engine; EngineConfig() is the documented default of every one."""
 
     model: str = setting(
-        "model", "path", "demo", text,
+        "model", "path", "demo", text_or_path,
         'A folder with the model, "org/name" of a model already in the Hugging Face cache, or "demo" for the built-in tiny '
         "model.",
     )  # fmt: skip

@@ -18,7 +18,7 @@ from .checkpoint.quant import Quantization, check_scales, read_quantization
 from .config import EngineConfig
 from .errors import CheckpointError, MemoryPlanError, UnavailableError
 from .forward import Forward
-from .layers.device import on_gpu, recommended_memory_bytes
+from .layers.device import cap_allocator_cache, on_gpu, recommended_memory_bytes
 from .layers.expert import APART_BYTES, ExpertMath
 from .layers.linear import Quantised
 from .meter import Meter
@@ -120,6 +120,8 @@ def survey(config: EngineConfig) -> Survey:
             f"{report.skipped_count} tensors of the image encoder are not used ({size_text(report.skipped_bytes)})."
         )
     dtype, needs, plan = _planned(config, shape, entries, layout, draft_layout, notes)
+    if config.context != "auto" and int(config.context) > plan.context:
+        notes.append(f"The context is {plan.context:,} tokens, this model's most, not {int(config.context):,}.")
     return Survey(
         index, entries, quantization, shape, layout, draft_layout, shape.row_tables(entries), dtype, needs, plan,
         tuple(notes),
@@ -221,6 +223,7 @@ def load(
     if s is None:
         progress("reading headers", 0, 0, "tensors")
         s = survey(config)
+    cap_allocator_cache(s.plan.term("allocator cache"))
     resident = sum(s.shape.is_resident(n) and not n.startswith(_UNUSED) for n in s.entries)
     with Reader(_LOAD_WORKERS, "off") as loading:
         take = _Weights(s, loading, lambda done: progress("loading weights", done, resident, "tensors"))

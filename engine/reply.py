@@ -282,7 +282,8 @@ class ReplyReader:
             done = self._committed
         else:
             held = self._stops.held if self._stops.held.text else self._splitter.held
-            done = held.tokens[0] - 1 if held.text else self._fed
+            open_since = held.tokens[0] if held.text else self._began
+            done = open_since - 1 if open_since else self._fed
         pieces: list[Piece] = []
         for i, f in enumerate(fragments):
             upto = min(done, f.tokens[-1]) if i < len(fragments) - 1 else done

@@ -6,6 +6,7 @@ prompts will share. Invariant: `tokens` are exactly the ids that every cache has
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -61,6 +62,9 @@ class Session:
         self._wide: mx.array | None = None
         self._marks: list[Mark] = [self._mark(0, [c.save() for c in self.caches], None)]
         self._throughput = ThroughputStats()
+        self._plain_steps = 0
+        """Steps of a model without a draft layer; with one, its rounds count."""
+        self._replies = 0
         self.on_growth: Callable[[], None] = lambda: None
         """Called when the timeline of a reply has grown, all caches being at its end."""
         self._rounds = self._make_rounds()
@@ -188,6 +192,7 @@ class Session:
             # Index keys that no row has looked at yet would pile up unevaluated, with all that they are made of.
             mx.async_eval(logits, arrays_of(self.caches))
         self.took([token], wide)
+        self._plain_steps += self._rounds is None
         return logits
 
     def took(self, ids: Sequence[int], wide: mx.array) -> None:
@@ -351,12 +356,20 @@ class Session:
     def generate(
         self, ids: Sequence[int], max_tokens: int = 256, sampling: Sampling | None = None, ignore_eos: bool = False
     ) -> Iterator[Step]:
-        """Continue `ids`; yields steps until a stop id (unless ignored), `max_tokens`, or the end of the context."""
+        """Continue `ids`; yields steps until a stop id (unless ignored), `max_tokens`, or the end of the context.
+
+        There is one timeline, so another call ends this one: going on with it then raises RequestError.
+        """
         ids = self._checked(ids)
+        self._replies += 1
+        mine = self._replies
         sampler = Sampler(sampling or Sampling(temperature=0.0), self.loaded.survey.shape.vocab, ids)
         logits, _ = self.prompt(ids)
         stops = () if ignore_eos else self._stops
-        yield from self.steps(logits, sampler, max_tokens, stops)
+        for step in self.steps(logits, sampler, max_tokens, stops):
+            yield step
+            if mine != self._replies:
+                raise RequestError("Another generate() has taken over this session.", "Finish one before the next.")
 
     @cached_property
     def _stops(self) -> frozenset[int]:
@@ -371,7 +384,7 @@ class Session:
         marks = self._marks[1:]
         return EngineStats(
             throughput=self._throughput,
-            drafts=DraftStats() if self._rounds is None else self._rounds.stats(),
+            drafts=DraftStats(plain_steps=self._plain_steps) if self._rounds is None else self._rounds.stats(),
             mtp=self.mtp_now(),
             experts=self.loaded.store.stats(),
             draft_experts=EngineStats().draft_experts if draft is None else draft.stats(),
@@ -379,6 +392,7 @@ class Session:
             memory=MemoryStats(
                 active_bytes=mx.get_active_memory(), peak_bytes=mx.get_peak_memory(), cache_bytes=mx.get_cache_memory(),
                 rss_bytes=resident_set_bytes(), plan_bytes=plan.total_bytes, limit_bytes=plan.limit_bytes,
+                major_faults=resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
             ),
             context=ContextStats(
                 used=self.position, limit=self.context, marks=len(marks), mark_bytes=sum(m.nbytes for m in marks)

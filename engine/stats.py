@@ -66,7 +66,7 @@ class Histogram:
     """(bucket, count) of the buckets that are not empty, ascending."""
     total: int = 0
     max_s: float = 0.0
-    """Largest duration since the recorder was made; a difference keeps the later one's."""
+    """Largest duration since the recorder was made; of a difference, as well as its buckets tell."""
 
     def quantile_s(self, q: float) -> float | None:
         """Smallest bucket top that at least a share `q` (0..1) of the durations do not exceed, or None when empty."""
@@ -82,7 +82,8 @@ class Histogram:
     def minus(self, earlier: Histogram) -> Histogram:
         before = dict(earlier.counts)
         left = tuple((b, c - before.get(b, 0)) for b, c in self.counts if c > before.get(b, 0))
-        return Histogram(left, self.total - earlier.total, self.max_s)
+        top = min(self.max_s, _bucket_top(left[-1][0]) / 1e6) if left else 0.0
+        return Histogram(left, self.total - earlier.total, top)
 
 
 class HistogramRecorder:

@@ -43,7 +43,8 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        """Below this temperature no second choice is ever drawn, and dividing by it would overflow."""
+        return self.temperature < 1e-4
 
 
 @dataclass(frozen=True, slots=True)

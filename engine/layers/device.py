@@ -12,12 +12,18 @@ import mlx.core as mx
 
 from ..errors import UnavailableError
 
-__all__ = ["gated_delta_kernel", "on_gpu", "product_layout", "recommended_memory_bytes"]
+__all__ = ["cap_allocator_cache", "gated_delta_kernel", "on_gpu", "product_layout", "recommended_memory_bytes"]
 
 
 def on_gpu() -> bool:
     """True where MLX computes on a GPU (Metal)."""
     return mx.default_device() == mx.Device(mx.gpu)
+
+
+def cap_allocator_cache(n_bytes: int) -> None:
+    """Free buffers that MLX may keep on a GPU; its own limit there is all of the memory. A CPU keeps 32 MiB at most."""
+    if on_gpu():
+        mx.set_cache_limit(n_bytes)
 
 
 def product_layout(weight: mx.array) -> mx.array:

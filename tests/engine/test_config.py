@@ -62,3 +62,12 @@ def test_long_values_are_shortened_and_a_context_names_auto():
     assert len(e.value.message) < 400
     with pytest.raises(ConfigError, match=r"model\.context = 10 .* 'auto' or a whole number from 64"):
         EngineConfig(context=10)
+
+
+def test_a_share_of_a_number_of_slots_is_that_many_slots():
+    slot = 4_915_200
+    assert [parse_budget(f"{n} %").resolve(100 * slot, 0) // slot for n in range(101)] == list(range(101))
+
+
+def test_a_model_may_be_named_by_a_path(tmp_path):
+    assert EngineConfig(model=tmp_path / "model").model == str(tmp_path / "model")

@@ -320,7 +320,7 @@ def test_an_empty_stop_string_is_refused_and_none_at_all_is_fine():
 )
 @settings(max_examples=150)
 def test_over_any_reply_the_tokens_of_the_pieces_sum_to_the_committed_tokens(parts, starts):
-    pieces, reader = read(*parts, starts_thinking=starts, stops=["STOP", "a\n\n"])
+    pieces, reader = read(*parts, starts_thinking=starts, stops=["STOP", "a\n\n", "€"])
     assert all(p.tokens >= 0 for p in pieces)
     assert tokens(pieces) == reader.committed <= reader.fed
     if not reader.stopped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -237,6 +238,37 @@ def test_a_reply_ends_where_the_context_does(tiny: Any, open_session: Callable[.
     assert len(tokens) == 5
     assert session.room == 0
     assert [t for s in session.generate(ids_of(64), 100, ignore_eos=True) for t in s.tokens]
+
+
+@pytest.mark.parametrize("count", [0, -1])
+@pytest.mark.parametrize("mtp", ["auto", "off"])
+def test_no_token_is_generated_where_none_is_asked_for(
+    tiny: Any, open_session: Callable[..., Any], mtp: str, count: int
+) -> None:
+    assert list(open_session(tiny, mtp=mtp).generate(ids_of(20), count)) == []
+
+
+def test_a_reply_that_another_one_interrupted_does_not_go_on(tiny: Any, open_session: Callable[..., Any]) -> None:
+    session = open_session(tiny)
+    first, second = (session.generate(ids_of(n), 8, ignore_eos=True) for n in (20, 30))
+    next(first)
+    next(second)
+    with pytest.raises(RequestError, match="taken over"):
+        next(first)
+    assert len([t for s in second for t in s.tokens]) == 7
+
+
+def test_steps_are_counted_without_a_draft_layer_too(files: Any, open_session: Callable[..., Any]) -> None:
+    index = files.folder / "model.safetensors.index.json"
+    files.drop(*(n for n in json.loads(index.read_text())["weight_map"] if n.startswith("mtp.")))
+    session = open_session(files.folder)
+    list(session.generate(ids_of(20), 6, ignore_eos=True))
+    assert session.stats().drafts.plain_steps == 5
+
+
+def test_a_longer_context_than_the_model_has_is_said(tiny: Any, open_session: Callable[..., Any]) -> None:
+    session = open_session(tiny, context=1 << 20)
+    assert any(f"{session.context:,} tokens, this model's most" in n for n in session.loaded.survey.notes)
 
 
 def test_a_reply_ends_at_a_stop_id(talk: Talk) -> None:
