@@ -59,6 +59,7 @@ class StepRecord:
     drafted: int = 0
     accepted: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    """By phase. A line is written when its tokens are handed out, so "rewind" is that of the round before."""
 
 
 @dataclass(frozen=True, slots=True)
