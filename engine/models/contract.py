@@ -39,7 +39,7 @@ class ExpertInput:
     shared: mx.array
     """[T, H], what is added to the experts' weighted sum."""
     inject: mx.array
-    """Whatever the layer needs to put the sum into its residual."""
+    """[T, ...], whatever the layer needs to put the sum into its residual."""
 
 
 @dataclass(frozen=True, slots=True)

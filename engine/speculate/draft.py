@@ -8,7 +8,7 @@ only inside a round.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +17,7 @@ import numpy as np
 from ..cache.base import LayerCache
 from ..forward import TOGETHER_ROWS
 from ..meter import Meter
-from ..models.contract import DraftModel, as_ids
+from ..models.contract import DraftModel, ExpertInput, as_ids
 from ..offload.experts import ExpertSource, ExpertStore
 from ..offload.layer_buffer import LayerBuffer
 from ..sampling import Sampler
@@ -229,11 +229,16 @@ class Drafter:
         self._buffer.wait()
         return self._buffer
 
-    def _run(self, wide: mx.array, tokens: Sequence[int], source: ExpertSource | None = None) -> mx.array:
-        """Pairs [T] -> the layer's own residual [T, W]; the cache grows by T."""
+    def _run(
+        self, wide: mx.array, tokens: Sequence[int], source: ExpertSource | None = None, *, last: bool = False
+    ) -> mx.array:
+        """Pairs [T] -> the layer's own residual [T, W], or [1, W] of the `last` alone; the cache grows by T."""
         self._meter.check()
         layer = self._model.layer
         x, asked = layer.mix(self._model.join(wide, as_ids(tokens)), self.cache, None)
+        if last and len(tokens) > 1:
+            # The cache has what it needs of the other pairs before their experts.
+            x, asked = x[-1:], ExpertInput(*(getattr(asked, f.name)[-1:] for f in fields(asked)))
         if source in (None, self._store) and asked.ids.size < TOGETHER_ROWS and self.on_routes is None:
             self._store.fill()
             if self._store.whole():
@@ -260,8 +265,7 @@ class Drafter:
             self.refilled += self.fill(tokens)
         self._drop_self_fed()
         first = self._next
-        own = self._run(self._kept.rows(first, last + 1), [*tokens[first + 1 :], anchor])
-        self._last_wide = own[-1:]
+        self._last_wide = self._run(self._kept.rows(first, last + 1), [*tokens[first + 1 :], anchor], last=True)
         return self._model.head(self._last_wide)[0]
 
     def go_on(self, token: int) -> mx.array:
