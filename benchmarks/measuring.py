@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rich.table import Table
 
 __all__ = [
     "Target", "arguments", "bf16_bits", "console", "memory_status", "need_space", "plan_table", "run_child",
-    "scratch_folder", "send_result", "size", "verdict",
+    "scratch_folder", "send_result", "size", "verdict", "with_room",
 ]  # fmt: skip
 
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
@@ -55,14 +55,14 @@ def memory_status() -> dict[str, int]:
     return {"rss": peak, "peak": peak}
 
 
-def run_child(script: str, task: dict[str, Any]) -> dict[str, Any]:
+def run_child(script: str, task: dict[str, Any], under: Sequence[str] = ()) -> dict[str, Any]:
     """Run `script --child TASK` in a fresh process and return what it sent; its prints go where ours do.
 
-    Raises SystemExit(1) when the child fails: it has said why.
+    `under` is a command that runs it. Raises SystemExit(1) when the child fails: it has said why.
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        command = [sys.executable, script, "--child", json.dumps(task | {"result": str(result)})]
+        command = [*under, sys.executable, script, "--child", json.dumps(task | {"result": str(result)})]
         code = subprocess.run(command, check=False).returncode
         if code or not result.exists():
             console.print(f"The measuring process ended with status {code} and no result.", style="red")
@@ -93,6 +93,20 @@ def scratch_folder(asked: Path | None) -> tuple[Path, bool]:
         asked.mkdir(parents=True, exist_ok=True)
         return asked, False
     return Path(tempfile.mkdtemp(prefix="qwen-chat-bench-")), True
+
+
+@contextmanager
+def with_room(folder: Path, tokens: int) -> Iterator[str]:
+    """Inside, the path of the same model whose config allows contexts of `tokens`: links to its files, and that config."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    part = config.get("text_config", config)
+    part["max_position_embeddings"] = max(tokens, part["max_position_embeddings"])
+    with tempfile.TemporaryDirectory(prefix="qwen-chat-bench-") as made:
+        for file in folder.iterdir():
+            if file.name != "config.json":
+                Path(made, file.name).symlink_to(file.resolve())
+        Path(made, "config.json").write_text(json.dumps(config), "utf-8")
+        yield made
 
 
 def need_space(folder: Path, n_bytes: int) -> None:

@@ -26,7 +26,7 @@ from rich.table import Table
 from throttled import Throttle, open_throttled
 
 from qwen_chat_mlx.engine.bench.bench import Ratio, ratio_of
-from qwen_chat_mlx.engine.bench.workloads import Workload, conversations, cut, load_workload
+from qwen_chat_mlx.engine.bench.workloads import Workload, cut, load_workload
 from qwen_chat_mlx.engine.cache.base import arrays_of
 from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.sampling import Sampler
@@ -92,7 +92,7 @@ def continued(arms: dict[str, Arm], codec: Tokenizer, name: str, run: int, token
 
 def chatted(arms: dict[str, Arm], tokenizer: Tokenizer, run: int, tokens: int) -> Iterator[dict[str, Piece]]:
     """Held-out conversations, thinking in every second one; each reply ends where the model ends it."""
-    made, all_of_them = 0, conversations()
+    made, all_of_them = 0, load_workload("chat").conversations
     for number, lines in enumerate(islice(cycle(all_of_them), 9 * run, None)):
         messages: list[Message] = []
         for turn, line in enumerate(lines):

@@ -5,6 +5,10 @@ reads share (after the device, which is slower than that), as the engine does it
 are read one after another, the next one only after the one before has been waited for. With m misses of a layer, l
 seconds and b seconds of transfer an expert, no order can be faster than sum of (l + m b) where the serial mode takes
 sum of m (l + b): the ratio of both is what the engine's own misses allow. Both modes decode the same text by turns.
+
+`--sweep` shows instead how much of the reading is exposed, that is by how much it prolongs the same forwards with every
+expert in memory, where more rows go through a layer at once (a check of drafts, a chunk of a prompt) and where the disk
+is faster. What a layer's experts need to compute is all that could hide its reads: more than that is the bound.
 """
 
 from __future__ import annotations
@@ -21,9 +25,12 @@ from typing import Any
 
 import mlx.core as mx
 from measuring import Target, console, verdict
+from rich.table import Table
 
 from qwen_chat_mlx.engine.bench.workloads import load_workload, prompt_for
 from qwen_chat_mlx.engine.cache.base import arrays_of
+from qwen_chat_mlx.engine.checkpoint.folder import find_model
+from qwen_chat_mlx.engine.checkpoint.index import open_checkpoint
 from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.loader import load
 from qwen_chat_mlx.engine.offload.files import os_pread
@@ -31,6 +38,13 @@ from qwen_chat_mlx.engine.offload.reader import Reader
 from qwen_chat_mlx.engine.session import Session
 from qwen_chat_mlx.engine.stats import ExpertStats
 from qwen_chat_mlx.engine.tokenizer import Tokenizer
+
+MOST_EXPOSED = 0.35
+SWEEP = (
+    (1, 0.5, 200.0), (4, 0.5, 200.0), (16, 0.5, 200.0), (64, 0.5, 200.0), (256, 0.5, 200.0),
+    (4, 0.1, 1000.0), (16, 0.1, 1000.0), (64, 0.1, 1000.0), (256, 0.1, 1000.0),
+)  # fmt: skip
+"""Rows of a forward, milliseconds of a read, MB/s."""
 
 
 class Throttle:
@@ -78,6 +92,27 @@ def noting(session: Session, misses: list[int]) -> Iterator[None]:
         yield
     finally:
         table.lookup = lookup
+
+
+@contextmanager
+def timing(session: Session, seconds: list[float]) -> Iterator[None]:
+    """Inside, the seconds of every layer's experts by themselves are added to the list."""
+    store = session.loaded.store
+    run: Callable[..., Any] = store.run
+
+    def timed(layer: int, hidden: Any, *args: Any, **keywords: Any) -> Any:
+        mx.eval(hidden)
+        begun = time.perf_counter()
+        outputs = run(layer, hidden, *args, **keywords)
+        mx.eval(outputs)
+        seconds.append(time.perf_counter() - begun)
+        return outputs
+
+    store.run = timed
+    try:
+        yield
+    finally:
+        store.run = run
 
 
 def forwards(session: Session, text: list[int], rows: int, throttle: Throttle) -> dict[str, Any]:
@@ -141,6 +176,48 @@ def show_prefetch(found: dict[str, list[dict[str, Any]]], stats: ExpertStats) ->
     )
 
 
+def sweep(config: EngineConfig, text: list[int], repeats: int) -> list[Target]:
+    """A line for every setting of SWEEP; the target is of those where the bound allows it at four misses or more."""
+    throttle = Throttle(0.0, 1.0)
+    some = open_throttled(config, throttle, serial=False)
+    whole = open_throttled(replace(config, expert_cache="100 %"), throttle, serial=False)
+    # Somebody who wants to know the routes: so that both take the way that reads them back.
+    whole.loaded.store.on_lookup = lambda *_: None
+    expert_bytes = some.loaded.store.layout.expert_bytes
+    table = Table(title=f"experts in memory: {config.expert_cache}; medians of {repeats}", title_justify="left")
+    heads = ("rows", "a read", "misses a layer", "reading", "its experts' computing", "bound", "exposed", "waited")
+    for head in heads:
+        table.add_column(head, justify="right")
+    targets = []
+    for rows, latency_ms, mb_s in SWEEP:
+        throttle.latency_s, throttle.bytes_a_s = latency_ms / 1e3, mb_s * 1e6
+        part, runs, alone, computing = text[: 2 * max(48, min(512, 16 * rows))], [], [], []
+        for _ in range(repeats):
+            runs.append(forwards(some, part, rows, throttle))
+            alone.append(forwards(whole, part, rows, throttle)["seconds"])
+            whole_s: list[float] = []
+            with timing(whole, whole_s):
+                forwards(whole, part, rows, throttle)
+            computing.append(sum(whole_s[-len(runs[-1]["misses"]) :]))
+        layers = sum(m > 0 for m in runs[-1]["misses"])
+        per_layer, read_s = sum(runs[-1]["misses"]) / max(1, layers), median(r["read_s"] for r in runs)
+        bound = max(0.0, 1 - median(computing) / read_s)
+        exposed = max(0.0, median(r["seconds"] - a for r, a in zip(runs, alone)) / read_s)
+        waited = median(r["wait_s"] for r in runs) / read_s
+        a_read = f"{latency_ms:g} ms + {expert_bytes / mb_s / 1e3:.2f} ms"
+        table.add_row(
+            str(rows), a_read, f"{per_layer:.1f}", f"{read_s / layers * 1e3:.1f} ms",
+            f"{median(computing) / layers * 1e3:.1f} ms", f"{bound:.0%}", f"{exposed:.0%}", f"{waited:.0%}",
+        )  # fmt: skip
+        if per_layer >= 4 and bound <= MOST_EXPOSED:
+            name = f"exposed, {rows} rows, {a_read} a read, {per_layer:.1f} misses a layer"
+            targets.append(Target(name, f"{exposed:.0%}", f"<= {MOST_EXPOSED:.0%}", exposed <= MOST_EXPOSED))
+    for session in (some, whole):
+        session.close()
+    console.print(table)
+    return targets
+
+
 def open_throttled(config: EngineConfig, throttle: Throttle, *, serial: bool) -> Session:
     """A session whose experts are read through the throttle."""
     kind = OneAtATime if serial else Reader
@@ -148,7 +225,7 @@ def open_throttled(config: EngineConfig, throttle: Throttle, *, serial: bool) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--expert-cache", default="25 %")
     parser.add_argument("--tokens", type=int, default=192, help="of the text; the second half is measured")
@@ -157,9 +234,14 @@ def main() -> int:
     parser.add_argument("--prefetch", action="store_true", help="show the same with experts read ahead")
     parser.add_argument("--latency-ms", type=float, default=0.5)
     parser.add_argument("--mb-s", type=float, default=200.0)
+    parser.add_argument("--sweep", action="store_true", help="exposed reading by rows and disk instead")
     args = parser.parse_args()
     throttle = Throttle(args.latency_ms / 1e3, args.mb_s * 1e6)
     config = EngineConfig(model=args.model, expert_cache=args.expert_cache, mtp="off", context=4096)
+    if args.sweep:
+        index = open_checkpoint(find_model(args.model))
+        codec = Tokenizer.load(index.folder, index.config, index.generation_config)
+        return verdict(sweep(config, codec.encode(prompt_for(load_workload("code"), args.model, 1024)), args.pairs))
     # A session a mode: a policy learns, and both have to learn the same.
     sessions = {mode: open_throttled(config, throttle, serial=mode == "serial") for mode in ("serial", "engine")}
     if args.prefetch:

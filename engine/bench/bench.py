@@ -101,6 +101,7 @@ class BenchReport:
 
     workload: str
     prompt_tokens: int
+    """0 where conversations were held."""
     max_tokens: int
     seed: int
     order: tuple[str, ...]
@@ -128,7 +129,10 @@ def measure(
     Raises UsageError for a text that is too short before anything runs, and what a run raises as soon as one does.
     """
     models = dict.fromkeys(a.config.model for a in bench.arms)
-    prompts = {model: prompt_for(bench.workload, model, bench.prompt_tokens) for model in models}
+    workload, prompts = bench.workload, dict.fromkeys(models, "")
+    tokens = 0 if workload.conversations else bench.prompt_tokens
+    if not workload.conversations:
+        prompts = {model: prompt_for(workload, model, tokens) for model in models}
     order = list(order_of(len(bench.arms), bench.runs))
     results: list[list[RunResult]] = [[] for _ in bench.arms]
     for number, i in enumerate(order, 1):
@@ -136,12 +140,13 @@ def measure(
         here = Position(number, len(order), arm.name)
         tell(here, None)
         task = RunTask(
-            asdict(arm.config), prompts[arm.config.model], bench.prompt_tokens, bench.max_tokens, bench.drop_page_cache
-        )
+            asdict(arm.config), prompts[arm.config.model], tokens, bench.max_tokens, bench.drop_page_cache,
+            workload.conversations,
+        )  # fmt: skip
         results[i].append(run(task, lambda now, here=here: tell(here, now)))
     return BenchReport(
         workload=bench.workload.name,
-        prompt_tokens=bench.prompt_tokens,
+        prompt_tokens=tokens,
         max_tokens=bench.max_tokens,
         seed=SEED,
         order=tuple(bench.arms[i].name for i in order),

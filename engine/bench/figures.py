@@ -76,11 +76,12 @@ def token_gaps(arrivals: Sequence[tuple[float, int]]) -> list[float]:
 
 
 def figures_of(
-    stats: EngineStats, arrivals: Sequence[tuple[float, int]], wall_s: float, outside: Mapping[str, float]
+    stats: EngineStats, replies: Sequence[Sequence[tuple[float, int]]], wall_s: float, outside: Mapping[str, float]
 ) -> dict[str, float | None]:
-    """Every figure by name. `stats` are one request's; `outside` has peak_rss_bytes, load_s and cpu_s."""
+    """Every figure by name. `stats` are those of the replies, whose deltas' (time, tokens) are given; `outside` has
+    peak_rss_bytes, load_s and cpu_s."""
     t, timing, ssd = stats.throughput, stats.timing, stats.ssd
-    gaps = token_gaps(arrivals)
+    gaps = sorted(gap for arrivals in replies for gap in token_gaps(arrivals))
     made = t.generated_tokens
     parts = {n: getattr(timing, n) for n in ("prefill_s", "plain_s", "draft_s", "verify_s", "rewind_s", "other_s")}
     waits = {n: getattr(timing, n) for n in ("router_sync_s", "ssd_wait_s", "rows_wait_s", "output_sync_s")}
@@ -92,7 +93,7 @@ def figures_of(
     return {
         "ttft_s": t.ttft_s,
         "prefill_tok_s": _ratio(t.prefill_tokens, t.prefill_s),
-        "decode_tok_s": _ratio(made - 1, t.decode_s),
+        "decode_tok_s": _ratio(made - t.requests, t.decode_s),
         "gap_p50_s": _quantile(gaps, 0.5),
         "gap_p95_s": _quantile(gaps, 0.95),
         "gap_max_s": gaps[-1] if gaps else None,

@@ -1,4 +1,4 @@
-"""One run of a benchmark in this process: opens an engine through its door, asks once, and looks at what comes out.
+"""One run of a benchmark in this process: opens an engine through its door, asks, and looks at what comes out.
 
 Whoever calls this does nothing else in the process; `child` starts a fresh one for every run.
 """
@@ -16,8 +16,18 @@ from typing import Any, TypeVar
 
 from .. import errors, open_engine
 from ..config import EngineConfig
-from ..events import EngineFailed, Event, ModelLoading, ModelReady, PrefillProgress, TextDelta, TurnFinished
-from ..types import GenerationRequest, Sampling
+from ..events import (
+    EngineFailed,
+    Event,
+    ModelLoading,
+    ModelReady,
+    PrefillProgress,
+    StatsTaken,
+    TextDelta,
+    TurnFinished,
+)
+from ..stats import EngineStats, minus
+from ..types import FinishReason, GenerationRequest, Message, Sampling
 from .facts import drop_page_cache, peak_resident_bytes
 from .figures import figures_of
 
@@ -25,6 +35,7 @@ __all__ = ["SEED", "Now", "RunResult", "RunTask", "as_error", "ids_hash", "run_h
 
 SEED = 42
 REQUEST_ID = "bench"
+_GREEDY = Sampling(temperature=0.0, seed=SEED)
 _LOOK_EVERY_S = 0.25
 
 _E = TypeVar("_E", ModelReady, TurnFinished)
@@ -41,6 +52,8 @@ class RunTask:
     """How many tokens the prompt is known to be."""
     max_tokens: int
     drop_page_cache: bool = False
+    conversations: Sequence[Sequence[str]] = ()
+    """The user's messages of conversations to hold instead, one after another, until max_tokens were generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +74,7 @@ class RunResult:
     model: dict[str, Any]
     """The fields of ModelReady."""
     stats: dict[str, Any]
-    """The request's EngineStats."""
+    """EngineStats of the request, or of the conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +116,13 @@ def run_here(task: RunTask, tell: Callable[[Now], None] = lambda _: None) -> Run
             )
         page_cache = drop_page_cache(Path(ready.path)) if task.drop_page_cache else "left as it was"
         start, cpu = time.perf_counter(), time.process_time()
-        door.ask(
-            GenerationRequest(
-                REQUEST_ID, (), Sampling(temperature=0.0, seed=SEED), max_tokens=task.max_tokens, raw_prompt=task.prompt
-            )
-        )
-        done = door.until(TurnFinished)
+        ids, reason, stats = _chat(door, task, ready) if task.conversations else _continue(door, task)
         wall_s, cpu_s = door.seen_s - start, time.process_time() - cpu
-        stats = done.stats
-        if stats.throughput.prompt_tokens != task.prompt_tokens or stats.throughput.reused_tokens:
-            raise errors.RequestError(
-                f"The prompt came out as {stats.throughput.prompt_tokens:,} tokens, not as {task.prompt_tokens:,}.",
-                "Please report it.",
-            )
         outside = {"peak_rss_bytes": float(peak_resident_bytes()), "load_s": ready.load_s, "cpu_s": cpu_s}
         return RunResult(
-            token_ids=done.token_ids,
-            ids_sha256=ids_hash(done.token_ids),
-            finish_reason=done.finish_reason,
+            token_ids=ids,
+            ids_sha256=ids_hash(ids),
+            finish_reason=reason,
             figures=figures_of(stats, door.arrivals, wall_s, outside),
             depth_counts=stats.drafts.depth_counts,
             page_cache=page_cache,
@@ -132,6 +134,41 @@ def run_here(task: RunTask, tell: Callable[[Now], None] = lambda _: None) -> Run
         door.engine.close()
 
 
+_Answer = tuple[tuple[int, ...], FinishReason, EngineStats]
+
+
+def _continue(door: _Door, task: RunTask) -> _Answer:
+    """A text continued: one request."""
+    done = door.ask(GenerationRequest(REQUEST_ID, (), _GREEDY, max_tokens=task.max_tokens, raw_prompt=task.prompt))
+    seen = done.stats.throughput
+    if seen.prompt_tokens != task.prompt_tokens or seen.reused_tokens:
+        raise errors.RequestError(
+            f"The prompt came out as {seen.prompt_tokens:,} tokens, not as {task.prompt_tokens:,}.", "Please report it."
+        )
+    return done.token_ids, done.finish_reason, done.stats
+
+
+def _chat(door: _Door, task: RunTask, ready: ModelReady) -> _Answer:
+    """Conversations until `max_tokens` were generated in all; each reply to its own end but the last."""
+    ids: list[int] = []
+    before: EngineStats | None = None
+    for lines in task.conversations:
+        messages: tuple[Message, ...] = ()
+        for line in lines:
+            messages += (Message("user", line),)
+            left = task.max_tokens - len(ids)
+            done = door.ask(GenerationRequest(REQUEST_ID, messages, _GREEDY, max_tokens=left))
+            before = minus(door.stats, done.stats) if before is None else before
+            ids += done.token_ids
+            if len(ids) >= task.max_tokens:
+                return tuple(ids), done.finish_reason, minus(door.stats, before)
+            said = {kind: "".join(text for k, text in door.said if k == kind) for kind in ("answer", "thinking")}
+            messages += (
+                Message("assistant", said["answer"], said["thinking"], done.token_ids, ready.tokenizer_fingerprint),
+            )
+    return tuple(ids), "stop", door.stats if before is None else minus(door.stats, before)
+
+
 class _Door:
     """An engine and its events with their times. Emitting is an append, so that listening costs a run nothing."""
 
@@ -140,8 +177,12 @@ class _Door:
         self._ended = threading.Event()
         self._tell = tell
         self._most = self._tokens = 0
-        self.arrivals: list[tuple[float, int]] = []
-        """(time, tokens) of every delta."""
+        self.arrivals: list[list[tuple[float, int]]] = []
+        """(time, tokens) of every delta of every reply."""
+        self.said: list[tuple[str, str]] = []
+        """(kind, text) of the latest reply's deltas."""
+        self.stats = EngineStats()
+        """Everything counted since the model was opened, as of the latest news."""
         self.seen_s = 0.0
         """When the last event that was waited for came, on perf_counter's clock."""
         self.engine = open_engine(config, self._emit)
@@ -151,9 +192,13 @@ class _Door:
         if isinstance(event, (ModelReady, TurnFinished, EngineFailed)):
             self._ended.set()
 
-    def ask(self, request: GenerationRequest) -> None:
-        self._most = request.max_tokens or 0
+    def ask(self, request: GenerationRequest) -> TurnFinished:
+        """The whole reply. Raises what the engine failed with."""
+        self._most = self._tokens + (request.max_tokens or 0)
+        self.arrivals.append([])
+        self.said.clear()
         self.engine.submit(request)
+        return self.until(TurnFinished)
 
     def until(self, kind: type[_E]) -> _E:
         """The next event of this kind. Raises what the engine failed with."""
@@ -164,13 +209,16 @@ class _Door:
             while self._came:
                 at, event = self._came.popleft()
                 if isinstance(event, TextDelta):
-                    self.arrivals.append((at, event.tokens))
+                    self.arrivals[-1].append((at, event.tokens))
+                    self.said.append((event.kind, event.text))
                     self._tokens += event.tokens
                     now = Now("decoding", self._tokens, self._most, "tokens")
                 elif isinstance(event, ModelLoading):
                     now = Now(event.phase, event.done, event.total, event.unit)
                 elif isinstance(event, PrefillProgress):
                     now = Now(event.phase, event.done, event.total, "tokens")
+                elif isinstance(event, StatsTaken):
+                    self.stats = event.stats
                 elif isinstance(event, EngineFailed):
                     raise as_error(event.kind, event.message, event.hint)
                 elif isinstance(event, kind):

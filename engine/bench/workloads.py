@@ -1,4 +1,5 @@
-"""Texts that a benchmark continues: two bundled ones and files of the user, cut to an exact number of tokens.
+"""What a benchmark asks for: texts to continue, two bundled ones and files of the user, cut to an exact number of tokens,
+and bundled conversations.
 
 Knows tokenizers, no engine: a prompt leaves here as text, as a chat's would.
 """
@@ -14,9 +15,10 @@ from ..codec import Codec
 from ..errors import UsageError
 from ..tokenizer import Tokenizer
 
-__all__ = ["BUNDLED", "Workload", "conversations", "cut", "load_workload", "prompt_for"]
+__all__ = ["BUNDLED", "CHAT", "Workload", "cut", "load_workload", "prompt_for"]
 
 BUNDLED = ("code", "novel")
+CHAT = "chat"
 _STARTS_TRIED = 1000
 
 
@@ -26,30 +28,30 @@ class Workload:
 
     name: str
     text: str
+    conversations: tuple[tuple[str, ...], ...] = ()
+    """The user's messages of conversations, where these are held instead of a text continued."""
 
 
 def load_workload(name: str) -> Workload:
-    """A bundled text by name, or the UTF-8 text file at that path. Raises UsageError."""
-    path = Path(__file__).parent / "corpora" / f"{name}.txt" if name in BUNDLED else Path(name).expanduser()
+    """What is bundled under a name, or the UTF-8 text file at that path. Raises UsageError."""
+    bundled = name in (*BUNDLED, CHAT)
+    path = Path(__file__).parent / "corpora" / f"{name}.txt" if bundled else Path(name).expanduser()
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(
-            f"There is no workload {name!r}.", f"Use {' or '.join(BUNDLED)}, or the path of a text file."
+            f"There is no workload {name!r}.", f"Use {', '.join(BUNDLED)} or {CHAT}, or the path of a text file."
         ) from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text.", "Convert it first, for example with iconv.") from None
     except OSError as e:
         raise UsageError(
-            f"{path} cannot be read: {e.strerror or e}.", f"Use {' or '.join(BUNDLED)}, or the path of a text file."
+            f"{path} cannot be read: {e.strerror or e}.",
+            f"Use {', '.join(BUNDLED)} or {CHAT}, or the path of a text file.",
         ) from None
-    return Workload(name if name in BUNDLED else path.name, text)
-
-
-def conversations() -> list[list[str]]:
-    """The user's messages of the bundled conversations."""
-    text = (Path(__file__).parent / "corpora" / "chat.txt").read_text(encoding="utf-8")
-    return [part.splitlines() for part in text.strip().split("\n\n")]
+    if name == CHAT:
+        return Workload(name, "", tuple(tuple(part.splitlines()) for part in text.strip().split("\n\n")))
+    return Workload(name if bundled else path.name, text)
 
 
 def prompt_for(workload: Workload, model: str, tokens: int) -> str:

@@ -136,10 +136,9 @@ def _page_cache(arm: ArmReport) -> str:
 
 
 def _title(report: BenchReport) -> str:
-    return (
-        f"{one_line(report.workload)}: {report.prompt_tokens:,} prompt tokens, up to {report.max_tokens:,} more, "
-        f"greedy, seed {report.seed}"
-    )
+    begun = f"{report.prompt_tokens:,} prompt tokens, up to {report.max_tokens:,} more"
+    held = f"conversations, {report.max_tokens:,} tokens of replies"
+    return f"{one_line(report.workload)}: {begun if report.prompt_tokens else held}, greedy, seed {report.seed}"
 
 
 def _spread(spread: Spread | None, unit: Unit) -> str:

@@ -25,11 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--workload", metavar="TEXT", action="append", default=[], dest="workloads",
-        help="the text to continue: code, novel (both when none is given) or a text file; may be repeated",
+        help="code, novel (both when none is given) or a text file, to be continued, or chat: conversations; may be repeated",
     )  # fmt: skip
-    group.add_argument("--prompt-tokens", metavar="N", type=int, default=4096, help="length of the prompt (4096)")
+    group.add_argument("--prompt-tokens", metavar="N", type=int, default=4096, help="length of a text's prompt (4096)")
     group.add_argument(
-        "--max-tokens", metavar="N", type=int, default=256, dest="reply_tokens", help="length of the reply (256)"
+        "--max-tokens",
+        metavar="N",
+        type=int,
+        default=256,
+        dest="reply_tokens",
+        help="length of the reply, in a chat of all replies (256)",
     )
     group.add_argument("--runs", metavar="N", type=int, default=2, help="runs of each arm (2)")
     group.add_argument(

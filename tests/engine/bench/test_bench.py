@@ -118,13 +118,17 @@ def test_tokens_that_come_together_are_no_time_apart() -> None:
 
 def test_figures_are_the_plain_arithmetic_of_the_counters() -> None:
     stats = EngineStats(
-        throughput=ThroughputStats(prefill_tokens=100, prefill_s=2.0, generated_tokens=11, decode_s=5.0, ttft_s=2.1),
+        throughput=ThroughputStats(
+            requests=2, prefill_tokens=100, prefill_s=2.0, generated_tokens=12, decode_s=5.0, ttft_s=2.1
+        ),
         drafts=DraftStats(rounds=4, proposed=8, accepted=6, committed=10),
         timing=TimingStats(
             wall_s=7.2, prefill_s=2.0, plain_s=1.0, draft_s=1.0, verify_s=2.0, rewind_s=1.0, other_s=0.2
         ),
     )
-    found = figures_of(stats, [(2.1, 1), (7.1, 10)], 7.5, {"peak_rss_bytes": 1.0, "load_s": 1.0, "cpu_s": 1.0})
+    found = figures_of(
+        stats, [[(2.1, 1)], [(5.1, 1), (10.1, 9)]], 7.5, {"peak_rss_bytes": 1.0, "load_s": 1.0, "cpu_s": 1.0}
+    )
     assert found["prefill_tok_s"] == 50
     assert found["decode_tok_s"] == 2
     assert found["acceptance"] == 0.75
@@ -140,6 +144,30 @@ def test_a_run_that_made_nothing_has_no_rates() -> None:
 
 
 # ---- workloads
+
+
+def test_conversations_are_held_like_a_chat_until_enough_was_said() -> None:
+    chat = load_workload("chat")
+    assert chat.conversations[0][0]
+    report = measure(
+        Bench(parse_arms(["mtp=off", "mtp=fixed"], SMALL, read), chat, max_tokens=40, runs=1), run=run_here
+    )
+    off, fixed = report.arms
+    (run,) = off.runs
+    assert fixed.same_ids
+    assert len(run.token_ids) == run.stats["throughput"]["generated_tokens"] == 40
+    assert run.stats["throughput"]["requests"] >= 1
+    assert report.prompt_tokens == 0
+
+
+def test_every_reply_of_a_conversation_is_asked_with_what_was_said_before() -> None:
+    config = EngineConfig(memory_limit="4 GiB", direct_io="off", context=512, mtp="off")
+    found = run_here(RunTask(asdict(config), "", 0, 60, conversations=(("Hello", "My name is Ann."), ("Hello",) * 9)))
+    throughput = found.stats["throughput"]
+    assert throughput["requests"] > 2
+    assert throughput["reused_tokens"] > 0
+    assert len(found.token_ids) == throughput["generated_tokens"] == 60
+    assert found.finish_reason == "length"
 
 
 @pytest.mark.parametrize("name", ["code", "novel"])

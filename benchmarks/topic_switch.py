@@ -1,0 +1,120 @@
+"""Does memory stay within the plan when the topic changes? `python benchmarks/topic_switch.py --model FOLDER`.
+
+A fresh process with drafting on and a context of 32k tokens takes a long prompt of code, replies, goes on with as much of
+a novel until the context is full, and replies again. Its peak resident set (VmHWM) is compared with the declared plan.
+A second process does the same below a limit of 1.1 times the plan: in a control group where systemd can make one
+(`systemd-run --scope`, swap forbidden), elsewhere below RLIMIT_DATA, which is a substitute: it counts what the process
+may write to privately, touched or not, and no pages of files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from measuring import Target, console, memory_status, plan_table, run_child, send_result, verdict, with_room
+
+TOPICS = ("code", "novel")
+OVER_PLAN = 1.1
+_SCOPE = ["systemd-run", "--scope", "--quiet", "-p", "MemorySwapMax=0"]
+
+
+def child(task: dict[str, Any]) -> None:
+    """One process's run."""
+    if task["limit"] == "data":
+        resource.setrlimit(resource.RLIMIT_DATA, (task["limit_bytes"], task["limit_bytes"]))
+        # Stacks count whole, however little of them is used.
+        threading.stack_size(1 << 20)
+    from qwen_chat_mlx.engine.bench.workloads import load_workload, prompt_for
+    from qwen_chat_mlx.engine.config import EngineConfig
+    from qwen_chat_mlx.engine.session import Session
+    from qwen_chat_mlx.engine.tokenizer import Tokenizer
+
+    config = EngineConfig(**task["settings"])
+    session = Session.open(config)
+    index, plan = session.loaded.survey.index, session.loaded.survey.plan
+    codec = Tokenizer.load(index.folder, index.config, index.generation_config)
+    rest, reply = (plan.context - len(TOPICS) * task["reply"]) // len(TOPICS), task["reply"]
+    held: list[set[int]] = []
+    for topic in TOPICS:
+        ids = [*session.tokens, *codec.encode(prompt_for(load_workload(topic), config.model, rest))]
+        for _ in session.generate(ids, reply, ignore_eos=True):
+            pass
+        held.append(session.loaded.store.table.keys())
+        console.print(
+            f"{topic}: {session.position:,} tokens in the context, {memory_status()['peak'] / 2**20:,.1f} MiB"
+        )
+    stats = session.stats()
+    send_result(task, {
+        "peak": memory_status()["peak"], "plan": plan.total_bytes, "terms": plan.terms, "used": stats.context.used,
+        "context": plan.context, "drafted": stats.drafts.proposed, "evictions": stats.experts.evictions,
+        "kept": len(held[0] & held[1]) / max(1, len(held[0])),
+    })  # fmt: skip
+    session.close()
+
+
+def can_scope() -> bool:
+    """Whether systemd gives this user control groups."""
+    try:
+        return subprocess.run([*_SCOPE, "true"], capture_output=True, timeout=20, check=False).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def limited(task: dict[str, Any], limit_bytes: int) -> tuple[str, bool]:
+    """(what the limit is, whether the run survived it)."""
+    kind = "scope" if can_scope() else "data"
+    task = task | {"limit": kind, "limit_bytes": limit_bytes}
+    command = [*_SCOPE, "-p", f"MemoryMax={limit_bytes}"] if kind == "scope" else []
+    try:
+        run_child(__file__, task, command)
+    except SystemExit:
+        return kind, False
+    return kind, True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--context", type=int, default=32768)
+    parser.add_argument("--expert-cache", default="25 %")
+    parser.add_argument("--mtp", default="auto", choices=("auto", "fixed"))
+    parser.add_argument("--reply", type=int, default=128, help="tokens of each reply")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(json.loads(args.child))
+        return 0
+    from qwen_chat_mlx.engine.checkpoint.folder import find_model
+
+    with with_room(Path(find_model(args.model)), args.context) as model:
+        settings = {"model": model, "context": args.context, "expert_cache": args.expert_cache, "mtp": args.mtp}
+        task = {"settings": settings, "reply": args.reply, "limit": "none"}
+        found = run_child(__file__, task)
+        kind, survived = limited(task, int(OVER_PLAN * found["plan"]))
+    console.print(
+        plan_table(
+            f"{args.context:,} tokens, experts {args.expert_cache}", found["terms"], found["plan"], found["peak"]
+        )
+    )
+    console.print(
+        f"{found['used']:,} tokens of {found['context']:,} used, {found['drafted']:,} drafts, {found['evictions']:,} experts "
+        f"evicted; {found['kept']:.0%} of the experts in slots behind the first topic were there behind the second"
+    )
+    ratio = found["peak"] / found["plan"]
+    limit = "control group" if kind == "scope" else "RLIMIT_DATA (a substitute for a control group)"
+    return verdict([
+        Target("peak resident set / plan", f"{ratio:.3f}", "<= 1.03", ratio <= 1.03),
+        Target("drafts made", f"{found['drafted']:,}", "> 0", found["drafted"] > 0),
+        Target(f"survives 1.1 x the plan, {limit}", str(survived), "True", survived),
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
