@@ -33,7 +33,7 @@ class DecayPolicy:
 
     def __init__(self, layers: int, experts: int) -> None:
         self._layers = layers
-        self._ranks = LayerRanks(layers, experts)
+        self._ranks = LayerRanks(layers, experts, np.float32)
         self.added, self.removed = self._ranks.added, self._ranks.removed
         # Column i of a layer times its scale is memory i of every expert, as a chance; the last column is 1. Fading
         # changes the scale alone, which is folded into the memory before it gets too small for float32.

@@ -1,10 +1,12 @@
 """Who leaves first among the residents of all layers, kept cheap where the values of one layer at a time change.
 
-Between two turns of a layer its values stand still, so only the first of each layer have to be compared.
+Between two turns of a layer its values stand still, so only the first of each layer have to be compared, and whoever was
+found to come next is remembered until then.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection
 
 import numpy as np
@@ -20,61 +22,75 @@ class LayerRanks:
     The highest value + offset leaves first; of equal ones the lowest layer, then the lowest expert.
     """
 
-    def __init__(self, layers: int, experts: int) -> None:
+    def __init__(self, layers: int, experts: int, dtype: type[np.floating] = np.float64) -> None:
         self._experts = experts
-        self.value = np.zeros((layers, experts))
-        """float64 [layers, experts], all finite; written by `put` only."""
+        self.value = np.zeros((layers, experts), dtype)
+        """[layers, experts], all finite; written by `put` only."""
         self._resident = np.zeros((layers, experts), bool)
-        # The values of residents, and of each layer the highest with its first place.
-        self._leaving = np.full((layers, experts), _NEVER)
+        # Each layer's first to leave, as sorted (-value, expert): at least one while anybody is resident. The values of
+        # the other residents stand in `_rest`; none of them leaves before anybody in the queue.
+        self._queues: list[list[tuple[float, int]]] = [[] for _ in range(layers)]
+        self._rest = np.full((layers, experts), _NEVER, dtype)
         self._heads = np.full(layers, _NEVER)
-        self._at = [0] * layers
+        # The same memory, for Python's own numbers by key.
+        self._value_of, self._is_resident, self._rest_of = (
+            memoryview(a.reshape(-1)) for a in (self.value, self._resident, self._rest)
+        )
 
     def put(self, layer: int, values: np.ndarray) -> None:
         """New values of a layer, [experts]."""
         self.value[layer] = values
-        np.copyto(self._leaving[layer], values, where=self._resident[layer])
-        self._find_head(layer)
+        np.copyto(self._rest[layer], values, where=self._resident[layer])
+        self._queues[layer].clear()
+        self._heads[layer] = -self._queues[layer][0][0] if self._draw(layer) else _NEVER
 
     def added(self, key: int) -> None:
         layer, expert = divmod(key, self._experts)
-        value = self.value[layer, expert]
-        self._resident[layer, expert] = True
-        self._leaving[layer, expert] = value
-        if (value, -expert) > (self._heads[layer], -self._at[layer]):
-            self._heads[layer], self._at[layer] = value, expert
+        value = self._value_of[key]
+        self._is_resident[key] = True
+        queue, place = self._queues[layer], (-value, expert)
+        if queue and place > queue[-1]:
+            self._rest_of[key] = value
+        else:
+            insort(queue, place)
+            self._heads[layer] = -queue[0][0]
 
     def removed(self, key: int) -> None:
         layer, expert = divmod(key, self._experts)
-        self._resident[layer, expert] = False
-        self._leaving[layer, expert] = _NEVER
-        if self._at[layer] == expert:
-            self._find_head(layer)
+        self._is_resident[key] = False
+        queue = self._queues[layer]
+        if queue[0][1] == expert:
+            del queue[0]
+            self._heads[layer] = -queue[0][0] if queue or self._draw(layer) else _NEVER
+        elif (place := (-self._value_of[key], expert)) <= queue[-1]:
+            queue.remove(place)
+        else:
+            self._rest_of[key] = _NEVER
 
     def victims(self, count: int, blocked: Collection[int], offset: np.ndarray) -> list[int]:
         """Up to `count` resident keys that are not blocked, the first to leave first; `offset` is float64 [layers]."""
         ranks = self._heads + offset
-        at: dict[int, int] = {}
+        passed: dict[int, int] = {}
         found: list[int] = []
-        passed: list[tuple[int, int]] = []
         while len(found) < count:
             layer = int(ranks.argmax())
-            if ranks[layer] == _NEVER:
+            queue, at = self._queues[layer], passed.get(layer, 0)
+            if at == len(queue):
                 break
-            expert = at.get(layer, self._at[layer])
-            key = layer * self._experts + expert
+            key = layer * self._experts + queue[at][1]
             if key not in blocked:
                 found.append(key)
-            row = self._leaving[layer]
-            row[expert] = _NEVER
-            passed.append((layer, expert))
-            at[layer] = expert = int(row.argmax())
-            ranks[layer] = row[expert] + offset[layer]
-        for layer, expert in passed:
-            self._leaving[layer, expert] = self.value[layer, expert]
+            passed[layer] = at = at + 1
+            ranks[layer] = offset[layer] - queue[at][0] if at < len(queue) or self._draw(layer) else _NEVER
         return found
 
-    def _find_head(self, layer: int) -> None:
-        row = self._leaving[layer]
-        at = self._at[layer] = int(row.argmax())
-        self._heads[layer] = row[at]
+    def _draw(self, layer: int) -> bool:
+        """Move the first of a layer's rest to the end of its queue; False if there is none."""
+        expert = int(self._rest[layer].argmax())
+        key = layer * self._experts + expert
+        value = self._rest_of[key]
+        if value == _NEVER:
+            return False
+        self._rest_of[key] = _NEVER
+        self._queues[layer].append((-value, expert))
+        return True
