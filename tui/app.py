@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from textual import events
 from textual.app import App, SuspendNotSupported
+from textual.binding import Binding
 from textual.message import Message
 from textual.timer import Timer
 
@@ -25,7 +26,7 @@ from ..engine.contract import Emit, Engine
 from ..engine.errors import QwenChatError
 from . import textual_fixes
 from .config import Live, UiConfig
-from .keys import clashes, keymap
+from .keys import ACTIONS, clashes, keymap
 from .places import Places, recall, remember
 from .recorder import Recorder
 from .screens.chat import ChatScreen
@@ -48,20 +49,25 @@ __all__ = ["EngineFactory", "QwenChatApp"]
 EngineFactory = Callable[[EngineConfig, Emit], Engine]
 """`engine.open_engine`, or one with its signature; must return at once."""
 
-DRAIN_S = 1 / 15
+DRAIN_S = 1 / 12
 DRAIN_MOST_S = 0.25
 RECENT_MODELS = 8
+QUIT_WITHIN_S = 2.0
 
 
 class Wake(Message, bubble=False):
     """Something arrived that should not wait for the next tick."""
 
 
-class QwenChatApp(App[int]):
+class QwenChatApp(App[int], inherit_bindings=False):
     CSS_PATH = Path(__file__).with_name("app.tcss")
     TITLE = "qwen-chat"
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS = []  # noqa: RUF012
+    BINDINGS = [  # noqa: RUF012
+        Binding(a.keys, f"on_chat({a.id!r})", a.what, id=a.id, show=False, priority=True)
+        for a in ACTIONS
+        if a.scope == "always"
+    ]
 
     def __init__(
         self,
@@ -89,7 +95,8 @@ class QwenChatApp(App[int]):
         self.clock = clock
         self.state = ChatState(clock, wall or (lambda: time.strftime("%H:%M")))
         self.state.loading_since_s = clock()
-        self.state.system, self.state.think = clean(self.ui.system), self.ui.think
+        self.use_configured()
+        self.state.want_mtp(self.engine_config.mtp)
         self.state.queued = clean(prompt) or None
         folder = places.conversations if places is not None and self.ui.save_history else None
         self.recorder = Recorder(self.state, folder, temporary=temporary)
@@ -102,6 +109,7 @@ class QwenChatApp(App[int]):
         self._not_direct = ""
         self.log_lines: deque[str] = deque(maxlen=500)
         self.focused_window = True
+        self._quit_asked_s = -1e9
         self.engine: Engine | None = None
         self._engine_factory = engine_factory
         self._released = released
@@ -110,6 +118,10 @@ class QwenChatApp(App[int]):
         self._drain_next = 0.0
         # Before the first paint: a theme that changes later makes every style be worked out twice.
         self._theme_problem = self._take_theme(self.ui.theme)
+
+    def use_configured(self) -> None:
+        """What a new chat begins with."""
+        self.state.system, self.state.think, self.state.sampling = clean(self.ui.system), self.ui.think, {}
 
     # ---- start and end
 
@@ -154,6 +166,8 @@ class QwenChatApp(App[int]):
 
     def switch_model(self, path: str) -> None:
         """Close this model and open another one; the conversation stays."""
+        self.take_in()
+        self.recorder.stop()
         if self._bridge is not None:
             self._bridge.close()
         old, self.engine = self.engine, None
@@ -161,11 +175,25 @@ class QwenChatApp(App[int]):
             old.close(0.0)
         self.state.forget_model()
         self.state.loading_since_s = self.clock()
-        self.engine_config = replace(self.engine_config, model=path)
+        self.engine_config = replace(self.engine_config, model=path, mtp=self.state.wanted_mtp)
         self.open_engine()
+
+    def action_on_chat(self, name: str) -> None:
+        """An action of the chat, whatever page or dialog lies over it."""
+        getattr(self.chat, f"action_{name}")()
+
+    def asked_to_quit(self, question: str) -> bool:
+        """True when the question was asked just now; else it is asked, and stays for as long as it can be answered."""
+        now = self.clock()
+        if now - self._quit_asked_s <= QUIT_WITHIN_S:
+            return True
+        self._quit_asked_s = now
+        self.notify(question, markup=False, timeout=QUIT_WITHIN_S)
+        return False
 
     def leave(self) -> None:
         """Quit; the engine gets two seconds to end."""
+        self.take_in()
         self.recorder.close()
         if self._bridge is not None:
             self._bridge.close()
@@ -186,7 +214,7 @@ class QwenChatApp(App[int]):
         """Put the new turns on record, then ask the engine."""
         if record:
             s = self.state
-            settings = {"chat.system": s.system, "chat.think": s.think, "mtp.mode": s.mtp_mode}
+            settings = {"chat.system": s.system, "chat.think": s.think, "mtp.mode": s.wanted_mtp}
             settings |= {f"sampling.{k}": v for k, v in s.sampling.items()}
             self.recorder.asked({k: v for k, v in settings.items() if v not in (None, "")}, user=user)
             self.show_problem()
@@ -207,8 +235,12 @@ class QwenChatApp(App[int]):
             self._bridge.emit(EngineFailed(e.message, e.hint, request_id, False, type(e).__name__))
 
     def set_mtp(self, mode: MtpMode) -> None:
+        """Change how this model drafts, and any that is opened after it."""
+        self.state.want_mtp(mode)
         self.engine_do("set_mtp", mode)
         self._watch()
+        if self.chat is not None:
+            self.chat.show_all()
 
     def _watch(self) -> None:
         if self._drain_timer is not None:
@@ -226,16 +258,7 @@ class QwenChatApp(App[int]):
         begun = time.perf_counter()
         if begun < self._drain_next or self._bridge is None:
             return
-        from ..engine.events import EngineFailed, ModelReady, TurnFinished
-
-        events_now = self._bridge.drain()
-        for event in events_now:
-            turn = self.state.running
-            self.state.apply(event)
-            self.recorder.apply(event, turn if turn is not None and _belongs(event, turn.id) else None)
-        ended = [e for e in events_now if isinstance(e, (TurnFinished, EngineFailed, ModelReady))]
-        for event in ended:
-            self._ended(event)
+        ended = self.take_in()
         if self.state.refused is not None and self.chat is not None:
             self.chat.give_back()
         self._mind_others()
@@ -251,6 +274,22 @@ class QwenChatApp(App[int]):
             self._drain_timer.pause()
         took = time.perf_counter() - begun
         self._drain_next = begun + min(DRAIN_MOST_S, 4 * took) if 4 * took > DRAIN_S else 0.0
+
+    def take_in(self) -> bool:
+        """Apply what arrived and put it on record, without showing it; true where a load or a reply ended."""
+        if self._bridge is None:
+            return False
+        from ..engine.events import EngineFailed, ModelReady, TurnFinished
+
+        events_now = self._bridge.drain()
+        for event in events_now:
+            turn = self.state.running
+            self.state.apply(event)
+            self.recorder.apply(event, turn if turn is not None and _belongs(event, turn.id) else None)
+        ended = [e for e in events_now if isinstance(e, (TurnFinished, EngineFailed, ModelReady))]
+        for event in ended:
+            self._ended(event)
+        return bool(ended)
 
     def _ended(self, event: Event) -> None:
         from ..engine.events import EngineFailed, ModelReady

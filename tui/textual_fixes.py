@@ -6,6 +6,11 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from textual._compositor import ChopsUpdate, Compositor
+    from textual.strip import Strip
 
 __all__ = ["apply"]
 
@@ -16,7 +21,7 @@ _applied = False
 
 
 def apply() -> None:
-    """Patch the input parser once."""
+    """Patch the input parser and the painting once."""
     global _applied  # noqa: PLW0603
     if _applied:
         return
@@ -38,6 +43,42 @@ def apply() -> None:
         return () if data and not cleaned else plain_feed(self, cleaned)
 
     XTermParser.feed = feed  # type: ignore[method-assign]
+
+    from textual._compositor import Compositor
+
+    Compositor.render_partial_update = paint_changed  # type: ignore[method-assign]
+
+
+def paint_changed(compositor: Compositor) -> ChopsUpdate | None:
+    """What changed, as Compositor.render_partial_update makes it; that one has every widget between the first and the last
+    change draw all its rows, which is most of the cost of a streaming reply."""
+    from textual._compositor import ChopsUpdate
+    from textual.geometry import Region
+
+    regions = compositor._dirty_regions.copy()
+    compositor._dirty_regions.clear()
+    if not regions:
+        return None
+    cuts, spans = compositor.cuts, list(compositor._regions_to_spans(regions))
+    chops: list[dict[int, Strip | None]] = [dict.fromkeys(row[:-1]) for row in cuts]
+    wanted: dict[int, set[int]] = {}
+    for y, x1, x2 in spans:
+        wanted.setdefault(y, set()).update(c for c, end in zip(cuts[y], cuts[y][1:]) if c < x2 and end > x1)
+    for widget, (region, clip) in compositor.visible_widgets.items():  # from front to back: the first one has a place
+        shown = region.intersection(clip)
+        left, right = shown.column_span
+        rows = [y for y in shown.line_range if any(left <= c < right for c in wanted.get(y, ()))]
+        if not rows:
+            continue
+        first, last = rows[0], rows[-1]
+        drawn = widget.render_lines(Region(left - region.x, first - region.y, shown.width, last - first + 1))
+        for y in rows:
+            own = [c for c in cuts[y] if left <= c < right]
+            for cut, part in zip(own, drawn[y - first].divide([c - left for c in (*own[1:], right)])):
+                if cut in wanted[y]:
+                    chops[y][cut] = part
+            wanted[y].difference_update(own)
+    return ChopsUpdate(chops, spans, [row[1:] for row in cuts])
 
 
 class _PasteGuard:

@@ -44,7 +44,8 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
     def __init__(self) -> None:
         super().__init__()
         self._digits_at = 0.0
-        self._narrow = False
+        self._stage: tuple[object, ...] = ()
+        """What the status line says in words; its digits follow at their own pace."""
 
     def compose(self) -> ComposeResult:
         app = self.chat_app
@@ -95,10 +96,10 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
     # ---- drawing
 
     @property
-    def sizes(self) -> tuple[bool, bool, bool]:
-        """(wide, narrow, tiny) by the breakpoints."""
-        width, height = self.app.size
-        return width >= 104, width < 72, width < 50 or height < 14
+    def sizes(self) -> tuple[bool, bool]:
+        """(wide, narrow) by the breakpoints."""
+        width = self.app.size.width
+        return width >= 104, width < 72
 
     def show_all(self) -> None:
         """Everything, whatever the clock says."""
@@ -111,21 +112,24 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
             return
         app, state = self.chat_app, self.chat_app.state
         now = app.clock()
-        wide, narrow, tiny = self.sizes
+        wide, narrow = self.sizes
         self.transcript.narrow, self.transcript.times = narrow, app.ui.timestamps
         if not state.turns:
             self.transcript.welcome = greeting(self.chat_app.state, self.transcript.column)
         self.transcript.sync()
         self._show_queued()
-        due = now - self._digits_at >= DIGITS_EVERY_S
-        if due or not state.busy:
+        due = now - self._digits_at >= DIGITS_EVERY_S or not state.busy
+        if due:
             self._digits_at = now
             self.query_one("#header", Bar).show(*header(state, wide, narrow, app.ui.ascii))
             self.show_metrics()
             app.draw_pages()
-        self._show_status(now, narrow, tiny)
+        stage = (state.phase, state.running and state.running.status, state.mtp, state.mtp_notice, state.notice)
+        if due or stage != self._stage:
+            self._stage = stage
+            self._show_status(now, narrow)
 
-    def _show_status(self, now: float, narrow: bool, tiny: bool) -> None:
+    def _show_status(self, now: float, narrow: bool) -> None:
         app, state = self.chat_app, self.chat_app.state
         width = self.app.size.width - 2
         left, right = status(state, now, narrow, app.ui.ascii)
@@ -149,7 +153,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
     def apply_metrics(self) -> None:
         """Side, strip or nothing, by the setting and the room there is."""
         mode = self.chat_app.metrics
-        wide, _, _ = self.sizes
+        wide, _ = self.sizes
         self.set_class(self.app.size.width < LEAST[0] or self.app.size.height < LEAST[1], "-small")
         small = self.has_class("-small")
         self.side.display = mode == "full" and wide and not small

@@ -7,8 +7,9 @@ import sys
 
 __all__ = ["begin", "painted"]
 
-SWITCH_S = 0.001
-"""Python's own 5 ms is as long as a step of a small model: each would wait that long for a screen being drawn."""
+SWITCH_S = 0.0001
+"""Each step of a model that begins while the screen is drawn waits this long. Python's own 5 ms is as long as a step of a
+small model."""
 
 
 def begin() -> None:

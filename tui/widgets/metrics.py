@@ -1,11 +1,17 @@
-"""Where panels are drawn: a column at the side, or one row under the chat. Draws when told to, never by itself."""
+"""Where panels are drawn: a column at the side, or one row under the chat. Draws when told to, never by itself, and then only
+the rows that changed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from rich.segment import Segment
 from textual.content import Content
+from textual.geometry import Region, Size
+from textual.strip import Strip
 from textual.widget import Widget
 
 if TYPE_CHECKING:
@@ -14,21 +20,51 @@ if TYPE_CHECKING:
 __all__ = ["MetricsStrip", "SidePanel"]
 
 MUTED = "$text-muted"
+NOTHING = Content("")
 
 
-class SidePanel(Widget):
-    """All panels in a column, as many as fit: those that must stay first, the others from the top."""
-
-    DEFAULT_CSS = "SidePanel { width: 32; height: 1fr; padding: 0 1; }"
+class PanelRows(Widget):
+    """Rows made of all panels; a subclass says which, for the room there is."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
         self.panels: Sequence[Panel] = ()
         self.view: View | None = None
+        self._rows: list[Content] = []
+        self._rows_size = Size(0, 0)
+
+    def rows(self, width: int, height: int) -> list[Content]:
+        raise NotImplementedError
 
     def show(self, view: View) -> None:
         self.view = view
-        self.refresh()
+        before = self._rows
+        self._lay_out()
+        changed = [y for y, (a, b) in enumerate(zip_longest(before, self._rows)) if not (a and b and a.is_same(b))]
+        if changed:
+            self.refresh(*(Region(0, y, self._rows_size.width, 1) for y in changed))
+
+    def _lay_out(self) -> None:
+        self._rows_size = self.content_size
+        self._rows = self.rows(*self._rows_size) if self.view is not None and self.panels else []
+
+    def render_line(self, y: int) -> Strip:
+        if self._rows_size != self.content_size:
+            self._lay_out()
+        row = self._rows[y] if y < len(self._rows) else NOTHING
+        base = self.visual_style
+        segments = [Segment(text, s.rich_style) for text, s in row.render(base, "", parse_style=self._get_style)]
+        return Strip(segments, row.cell_length).adjust_cell_length(self._rows_size.width, base.rich_style)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(row.plain for row in self._rows)
+
+
+class SidePanel(PanelRows):
+    """All panels in a column, as many as fit: those that must stay first, the others from the top."""
+
+    DEFAULT_CSS = "SidePanel { width: 32; height: 1fr; padding: 0 1; }"
 
     def rows(self, width: int, height: int) -> list[Content]:
         if self.view is None or width < 8 or not self.panels:
@@ -53,38 +89,21 @@ class SidePanel(Widget):
         for p in sorted(shown, key=self.panels.index):
             rows = drawn[p.id]
             if out and (len(rows) > 1 or len(out) > 1):
-                out.append(Content(""))
+                out.append(NOTHING)
             out += rows
         return out[:height]
 
-    def render(self) -> Content:
-        size = self.content_size
-        return Content("\n").join(self.rows(size.width, size.height))
 
-    @property
-    def text(self) -> str:
-        return "\n".join(r.plain for r in self.rows(self.content_size.width, self.content_size.height))
-
-
-class MetricsStrip(Widget):
+class MetricsStrip(PanelRows):
     """All panels in one row: with graphs, as words and numbers, or as bare numbers, by the room there is."""
 
     DEFAULT_CSS = "MetricsStrip { height: 1; width: 1fr; padding: 0 1; }"
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id, markup=False)
-        self.panels: Sequence[Panel] = ()
-        self.view: View | None = None
+    def rows(self, width: int, height: int) -> list[Content]:
+        return [self._row(self.view, width)] if self.view is not None and width and self.panels else []
 
-    def show(self, view: View) -> None:
-        self.view = view
-        self.refresh()
-
-    def render(self) -> Content:
-        width = self.content_size.width
-        if self.view is None or not width or not self.panels:
-            return Content("")
-        view, bar = self.view, Content.styled(" │ " if not self.view.ascii else " | ", MUTED)
+    def _row(self, view: View, width: int) -> Content:
+        bar = Content.styled(" │ " if not view.ascii else " | ", MUTED)
         must = [p for p in self.panels if p.always]
         some = [p for p in self.panels if p.always or p.order == 0]
         dot = Content.styled(" · " if not view.ascii else " - ", MUTED)
@@ -97,7 +116,3 @@ class MetricsStrip(Widget):
             if row.cell_length <= width:
                 return row
         return Content(" ").join(p.badge(view) for p in must).truncate(width)
-
-    @property
-    def text(self) -> str:
-        return self.render().plain

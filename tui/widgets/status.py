@@ -46,7 +46,7 @@ def meter(state: ChatState, wide: bool, ascii_only: bool) -> Content:
 
 
 def header(state: ChatState, wide: bool, narrow: bool, ascii_only: bool) -> tuple[Content, Content]:
-    title = state.title or "New chat"
+    title = (state.title or "New chat") + (" (temporary)" if state.temporary else "")
     model = state.model.name if state.model else ""
     if narrow:
         return Content.styled(title, "bold"), meter(state, False, ascii_only)
@@ -106,9 +106,10 @@ def _doing(state: ChatState, now: float, narrow: bool, ascii_only: bool) -> Cont
 
 def _settings(state: ChatState, ascii_only: bool) -> Content:
     out: list[tuple[str, str]] = []
-    if state.mtp is not None:
-        glyph, word, style = MTP_WORDS[state.mtp.state]
-        glyph = MTP_ASCII[state.mtp.state] if ascii_only else glyph
+    drafting = state.mtp.state if state.mtp is not None else "OFF" if state.wanted_mtp == "off" else None
+    if drafting is not None:
+        glyph, word, style = MTP_WORDS[drafting]
+        glyph = MTP_ASCII[drafting] if ascii_only else glyph
         out += [("MTP ", MUTED), (f"{glyph} {word}", style)]
     if state.think is not None:
         out.append((f"  think {'on' if state.think else 'off'}", MUTED))

@@ -15,6 +15,7 @@ from textual.content import Content
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
+from textual.scrollbar import ScrollBar
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
@@ -31,6 +32,23 @@ COLUMN_MOST = 100
 STRIPS_MOST = 1000
 WINDOW = 60
 """Turns laid out at first; earlier ones are added when the reader scrolls up to them."""
+
+
+class Rail(ScrollBar):
+    """A scrollbar one cell wide, of rows that are made once: Textual's own way costs as much as the text beside it."""
+
+    def __init__(self, thickness: int) -> None:
+        super().__init__(name="vertical", thickness=thickness)
+        self._strips: dict[Segment, Strip] = {}
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        options = self.app.console_options.update(width=1, height=self.size.height)
+        cells = [s for s in self.app.console.render(self.render(), options) if s.text != "\n"]
+        rows = [self._strips.setdefault(s, Strip([s], 1)) for s in cells[crop.y : crop.bottom]]
+        background = self.background_colors[1]
+        for f in self.get_line_filters():
+            rows = [row.apply_filter(f, background) for row in rows]
+        return rows
 
 
 class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
@@ -79,6 +97,14 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         self._strips: dict[int, tuple[Line, Strip]] = {}
         """By row of the chat: the line and what it looks like."""
         self._strips_look: tuple[object, ...] = ()
+
+    @property
+    def vertical_scrollbar(self) -> ScrollBar:
+        if self._vertical_scrollbar is None:
+            self._vertical_scrollbar = rail = Rail(self.scrollbar_size_vertical)
+            rail.display = False
+            self.app._start_widget(self, rail)
+        return self._vertical_scrollbar
 
     # ---- what is shown
 
