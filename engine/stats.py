@@ -69,14 +69,15 @@ class Histogram:
     """Largest duration since the recorder was made; of a difference, as well as its buckets tell."""
 
     def quantile_s(self, q: float) -> float | None:
-        """Smallest bucket top that at least a share `q` (0..1) of the durations do not exceed, or None when empty."""
+        """Smallest bucket top that at least a share `q` (0..1) of the durations do not exceed, or `max_s` where that is less;
+        None when empty."""
         if not self.total:
             return None
         need, seen = max(1, -int(-q * self.total // 1)), 0
         for bucket, count in self.counts:
             seen += count
             if seen >= need:
-                return _bucket_top(bucket) / 1e6
+                return min(_bucket_top(bucket) / 1e6, self.max_s)
         return self.max_s
 
     def minus(self, earlier: Histogram) -> Histogram:

@@ -18,3 +18,13 @@ def test_the_longest_duration_of_a_window_is_its_own() -> None:
     assert window.max_s == pytest.approx(0.0101, rel=0.0625)
     recorder.record(3.0)
     assert recorder.copy().minus(before).max_s == 3.0
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 0.99, 1.0])
+def test_no_quantile_is_above_the_longest_duration(q: float) -> None:
+    recorder = HistogramRecorder()
+    recorder.record(0.0101)
+    for recorded in (recorder.copy(), recorder.copy().minus(HistogramRecorder().copy())):
+        quantile = recorded.quantile_s(q)
+        assert quantile is not None
+        assert quantile <= recorded.max_s
