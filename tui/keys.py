@@ -8,7 +8,8 @@ from typing import Literal
 
 __all__ = ["ACTIONS", "BY_ID", "Action", "Scope", "clashes", "key_label", "keymap"]
 
-Scope = Literal["app", "composer", "transcript"]
+Scope = Literal["always", "app", "composer", "transcript"]
+"""Always: on every page and in every dialog. App: on the chat, whatever has the focus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("stop", "escape", "Close a popup, clear a selection, stop the reply, leave the transcript", hint="stop"),
     Action("interrupt", "ctrl+c", "Copy a selection, else stop, else clear the prompt, else quit on the second press",
            priority=True),
-    Action("toggle_mtp", "ctrl+t,f4", "Switch drafting (MTP) off and on again, also while a reply streams",
-           hint="MTP", slash="/mtp", priority=True),
+    Action("toggle_mtp", "ctrl+t,f4", "Switch drafting (MTP) off and on again, also while a reply streams", "always",
+           hint="MTP", slash="/mtp"),
     Action("toggle_metrics", "f2", "Panels: shown, overlaid, hidden", hint="metrics", slash="/panels", priority=True),
     Action("metrics_full", "shift+f2,f3", "All panels over the whole screen", slash="/stats", priority=True),
     Action("toggle_thoughts", "ctrl+o", "Open or fold all thoughts", hint="thoughts", slash="/thoughts", priority=True),
@@ -64,7 +65,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("help", "f1", "Help", hint="help", slash="/help", priority=True),
     Action("log", "f12", "What the program noted while it ran", slash="/log", priority=True),
     Action("redraw", "ctrl+l", "Draw the screen again", slash="/redraw", priority=True),
-    Action("quit", "ctrl+q", "Quit (Ctrl+D in an empty prompt)", slash="/quit", priority=True),
+    Action("quit", "ctrl+q", "Quit (Ctrl+D in an empty prompt)", "always", slash="/quit"),
 )  # fmt: skip
 
 BY_ID: dict[str, Action] = {a.id: a for a in ACTIONS}
@@ -97,7 +98,7 @@ def clashes(keys: Mapping[str, str]) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     for i, a in enumerate(ACTIONS):
         for b in ACTIONS[i + 1 :]:
-            if a.scope == b.scope or "app" in (a.scope, b.scope):
+            if a.scope == b.scope or not {"always", "app"}.isdisjoint((a.scope, b.scope)):
                 both = set(_split(keys[a.id])) & set(_split(keys[b.id]))
                 found += [(key, a.id, b.id) for key in sorted(both)]
     return found

@@ -128,6 +128,8 @@ class ChatState:
     failure: Failure | None = None
     """Why the engine takes no request."""
     title: str = ""
+    temporary: bool = False
+    """This chat is not kept on disk, though others are."""
     turns: list[Turn] = field(default_factory=list)
     system: str = ""
     think: bool | None = None
@@ -137,6 +139,8 @@ class ChatState:
     """A prompt typed while the model loads or a reply runs; sent when its turn comes."""
     prefill: PrefillProgress | None = None
     mtp: MtpChanged | None = None
+    wanted_mtp: MtpMode = "auto"
+    """The drafting mode asked for last; it outlives the model."""
     last_mode: MtpMode = "auto"
     """The last drafting mode that was not off; Ctrl+T goes back to it."""
     notice: str = ""
@@ -172,7 +176,8 @@ class ChatState:
 
     @property
     def context_used(self) -> int:
-        return self.stats.context.used if self.stats and self.turns else 0
+        """Tokens of this conversation in the engine's timeline; 0 until one of its prompts was read."""
+        return self.stats.context.used if self.stats and any(t.prompt_tokens for t in reversed(self.turns)) else 0
 
     @property
     def context_limit(self) -> int:
@@ -182,11 +187,12 @@ class ChatState:
     def context_share(self) -> float:
         return self.context_used / self.context_limit if self.context_limit else 0.0
 
-    @property
-    def mtp_mode(self) -> MtpMode:
-        return self.mtp.mode if self.mtp else "off"
-
     # ---- what the user does
+
+    def want_mtp(self, mode: MtpMode) -> None:
+        self.wanted_mtp = mode
+        if mode != "off":
+            self.last_mode = mode
 
     def ask(self, text: str, *, continue_last: bool = False) -> GenerationRequest:
         """Add the user's turn and the empty reply, and return the request for them."""
@@ -236,15 +242,26 @@ class ChatState:
 
     def clear(self) -> None:
         self.turns.clear()
-        self.title, self.notice, self.prefill, self.queued = "", "", None, None
+        self.title, self.notice, self.prefill = "", "", None
         self.mtp_notice, self.refused, self._dropped = "", None, []
         self.revision += 1
 
+    def stop(self) -> Turn | None:
+        """Nothing more is heard of the running reply, which is returned: it stays as far as it came."""
+        turn = self.running
+        if turn is not None:
+            self._cut(turn, "stopped")
+        return turn
+
+    def _cut(self, turn: Turn, status: TurnStatus) -> None:
+        """End a reply whose ids were never told: those of a part would stand for the whole text."""
+        turn.status, turn.end_s = status, self.clock()
+        turn.token_ids = turn.token_ids if turn.first_s is None else ()
+        turn.version += 1
+
     def forget_model(self) -> None:
         """The model is being replaced: everything that belonged to it goes, the turns stay."""
-        if (turn := self.running) is not None:
-            turn.status, turn.end_s = "stopped", self.clock()
-            turn.version += 1
+        self.stop()
         self.phase, self.loading, self.model, self.failure = "loading", None, None, None
         self.mtp, self.stats, self.prefill, self.notice, self.mtp_notice = None, None, None, "", ""
         self.window.clear()
@@ -313,8 +330,6 @@ class ChatState:
 
     def _mtp(self, event: MtpChanged) -> None:
         before, self.mtp = self.mtp, replace(event, reason=one_line(event.reason))
-        if event.mode != "off":
-            self.last_mode = event.mode
         if before is None or (before.mode, before.state) == (event.mode, event.state):
             return
         where = f" from token {event.at_token:,}" if event.at_token else ""
@@ -353,8 +368,8 @@ class ChatState:
         turn = self.running if event.fatal else self._turn(event.request_id)
         if turn is not None:
             refused = event.kind in REFUSALS and self._new_prompt and not (event.fatal or turn.text or turn.thinking)
-            turn.status, turn.failure, turn.end_s = "failed", failure, self.clock()
-            turn.version += 1
+            self._cut(turn, "failed")
+            turn.failure = failure
             if refused:
                 self.refused = Refusal(self.turns[-2].text, failure)
                 self.turns[-2:] = self._dropped

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from .. import commands
 from ..attach import expand
+from ..keys import key_label
 from ..text.sanitise import clean
 from .base import ChatBase
 
 __all__ = ["ChatActions"]
 
-QUIT_WITHIN_S = 2.0
-
 
 class ChatActions(ChatBase):
-    _quit_asked_at = -1e9
-
     # ---- prompts
 
     def submit_text(self, text: str) -> None:
@@ -154,21 +151,13 @@ class ChatActions(ChatBase):
             pass
         elif self.composer.text:
             self.composer.put("")
-        elif app.clock() - self._quit_asked_at <= QUIT_WITHIN_S:
+        elif app.asked_to_quit(f"{key_label(app.keys['interrupt'])} again quits."):
             app.leave()
-        else:
-            self._quit_asked_at = app.clock()
-            app.state.notice = "ctrl+c again quits"
-            self.show_all()
 
     def action_quit(self) -> None:
         """Quit at once, but ask once more while a reply runs."""
         app = self.chat_app
-        if app.state.running is not None and app.clock() - self._quit_asked_at > QUIT_WITHIN_S:
-            self._quit_asked_at = app.clock()
-            app.state.notice = "a reply is running: once more quits"
-            self.show_all()
-        else:
+        if app.state.running is None or app.asked_to_quit("A reply is running: once more quits."):
             app.leave()
 
     def action_redraw(self) -> None:
@@ -179,7 +168,7 @@ class ChatActions(ChatBase):
 
     def action_toggle_mtp(self) -> None:
         state = self.chat_app.state
-        self.chat_app.set_mtp("off" if state.mtp_mode != "off" else state.last_mode)
+        self.chat_app.set_mtp("off" if state.wanted_mtp != "off" else state.last_mode)
 
     def action_toggle_metrics(self) -> None:
         modes = ("full", "strip", "off")

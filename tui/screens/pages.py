@@ -75,14 +75,14 @@ def help_text(keys: Mapping[str, str], ascii_only: bool) -> Content:
     def row(left: str, right: str) -> None:
         out.append(Content.assemble((f"{left:<20} ", "bold"), right))
 
-    for scope, title in (
-        ("composer", "Writing"),
-        ("app", "Everywhere"),
-        ("transcript", "On a message (Tab goes there)"),
+    for scopes, title in (
+        (("composer",), "Writing"),
+        (("always", "app"), "Everywhere"),
+        (("transcript",), "On a message (Tab goes there)"),
     ):
         head(title)
         for a in ACTIONS:
-            if a.scope == scope:
+            if a.scope in scopes:
                 labels = [key_label(k, ascii_only) for k in keys[a.id].split(",") if k and "\\r" not in k][:3]
                 row(" ".join(labels) or "–", a.what + (f"  {a.slash}" if len(a.slash) > 1 else ""))
     head("Commands")
