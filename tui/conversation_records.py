@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, get_args
 
@@ -28,6 +28,7 @@ __all__ = [
     "auto_title",
     "encode",
     "grown",
+    "made_as",
     "outline",
     "read_records",
     "replay",
@@ -192,9 +193,26 @@ def grown(turn: SavedTurn, r: Record) -> SavedTurn | None:
         thinking=turn.thinking + thinking,
         finish_reason=reason,
         tokenizer=tokenizer,
-        token_ids=turn.token_ids if ids is None else tuple(ids),
+        # Ids of a part never stand for the whole text: a reply that goes on has none until its end tells them all.
+        token_ids=tuple(ids) if ids is not None else () if answer or thinking else turn.token_ids,
         numbers=_plain(r["numbers"]) if "numbers" in r else turn.numbers,
     )
+
+
+def made_as(
+    turns: Sequence[SavedTurn], system: str, think: bool | None, origins: Mapping[str, str]
+) -> tuple[str, bool | None]:
+    """System prompt and thinking to go on with: as the latest reply had them, where the command line says nothing else.
+
+    `system` and `think` are the settings, `origins` where they came from.
+    """
+    before = next((t.settings for t in reversed(turns) if t.settings), None)
+    if before is not None and not origins.get("chat.system", "").startswith("--"):
+        system = str(before.get("chat.system", ""))
+    if before is not None and not origins.get("chat.think", "").startswith("--"):
+        said = before.get("chat.think")
+        think = said if isinstance(said, bool) else None
+    return system, think
 
 
 def auto_title(turns: Iterable[SavedTurn], most: int = 60) -> str:

@@ -19,6 +19,7 @@ from ...engine.errors import QwenChatError, StorageError, UsageError, nearest
 from ...engine.types import GenerationRequest, Message, TextKind
 from ..config import Loaded
 from ..config_text import parse_scalar
+from ..conversation_records import made_as
 from ..conversations import Conversation, Store
 from ..text import numbers
 from ..text.sanitise import clean, one_line
@@ -259,14 +260,8 @@ class PlainChat:
     def _opened(self) -> None:
         """Say what is gone on with; its prompts are made as they were, unless the command line says otherwise."""
         c = self.conversation
-        ui, origins = self._loaded.ui, self._loaded.origins
-        before = next((t.settings for t in reversed(c.turns) if t.settings), None)
-        self._system, self._think = ui.system, ui.think
-        if before is not None and not origins["chat.system"].startswith("--"):
-            self._system = str(before.get("chat.system", ""))
-        if before is not None and not origins["chat.think"].startswith("--"):
-            think = before.get("chat.think")
-            self._think = think if isinstance(think, bool) else None
+        ui = self._loaded.ui
+        self._system, self._think = made_as(c.turns, ui.system, ui.think, self._loaded.origins)
         if c.turns:
             self._say(f"Going on with {one_line(c.title)} ({numbers.plural(len(c.turns), 'message')}).")
         for note in c.notes:
