@@ -1,9 +1,9 @@
 """Does drafting pay? `python benchmarks/mtp_pairs.py --workload chat [--expert-cache "25 %" --throttle] --record FILE`.
 
-Plain decoding, `mtp = "auto"` and fixed depths 1, 2 and 3 give the same greedy text in one process, by turns of 32 tokens
-(chat: of one reply), forwards and backwards, so that a pair has the same tokens and the same minute of the machine. A pair
-is 128 tokens of each arm or more, a run at least --tokens of each. code and novel are continued behind four stretches a
-run; chat goes through held-out conversations, every reply to its own end. Prompts are not timed.
+Plain decoding, `mtp = "auto"` and fixed depths 1, 2 and 3 give the same greedy text in one process, by turns of 32 tokens,
+forwards and backwards, so that a pair has the same tokens and the same seconds of the machine. A pair is at least 64 tokens
+of each arm, a run at least --tokens of each. code and novel are continued behind four stretches a run; chat goes through
+held-out conversations, every reply to its own end. Prompts are not timed.
 
 Each call makes one run over texts of its own, adds it to FILE and shows all runs of its workload and setting; `--report`
 shows everything in FILE and measures nothing. Speeds are medians of paired ratios with a 95 % bootstrap interval.
@@ -39,7 +39,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "2 drafts": {"mtp": "fixed", "max_draft": 2}, "3 drafts": {"mtp": "fixed", "max_draft": 3},
 }  # fmt: skip
 FIXED = ("1 draft", "2 drafts", "3 drafts")
-STRETCH, PAIR = 32, 128
+STRETCH, PAIR = 32, 64
+MOST = 256
+"""Tokens of a reply in a chat."""
 PASSAGES, PROMPT_TOKENS, TEXT_RUNS = 4, 192, 8
 """Stretches of a text that a run continues, their length, and how many runs a text serves before it starts again."""
 
@@ -99,8 +101,12 @@ def chatted(arms: dict[str, Arm], tokenizer: Tokenizer, run: int, tokens: int) -
             messages.append(Message("user", line))
             prompt = tokenizer.render(messages, think=number % 2 == 0)
             for arm in arms.values():
-                arm.begin(prompt.ids, prompt.boundaries, 512, tokenizer.stop_ids)
-            yield by_turns(arms, 512, turn)
+                arm.begin(prompt.ids, prompt.boundaries, MOST, tokenizer.stop_ids)
+            for stretch, until in enumerate(range(1 + STRETCH, MOST + STRETCH, STRETCH)):
+                made_now = by_turns(arms, min(until, MOST), turn + stretch)
+                yield made_now
+                if not any(tokens for _, tokens in made_now.values()):
+                    break
             _same_text(arms)
             reply = arms["off"].reply
             thought, _, answer = tokenizer.decode(

@@ -1,10 +1,10 @@
 """Does memory stay within the plan when the topic changes? `python benchmarks/topic_switch.py --model FOLDER`.
 
 A fresh process with drafting on and a context of 32k tokens takes a long prompt of code, replies, goes on with as much of
-a novel until the context is full, and replies again. Its peak resident set (VmHWM) is compared with the declared plan.
-A second process does the same below a limit of 1.1 times the plan: in a control group where systemd can make one
-(`systemd-run --scope`, swap forbidden), elsewhere below RLIMIT_DATA, which is a substitute: it counts what the process
-may write to privately, touched or not, and no pages of files.
+a novel until the context is full, and replies again. Its peak resident set (VmHWM) is compared with the declared plan. It
+has to do so below a limit of 1.1 times the plan: in a control group where systemd can make one (`systemd-run --scope`,
+swap forbidden), elsewhere below RLIMIT_DATA, which is a substitute: it counts what the process may write to privately,
+touched or not, and no pages of files.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ def child(task: dict[str, Any]) -> None:
         )
     stats = session.stats()
     send_result(task, {
-        "peak": memory_status()["peak"], "plan": plan.total_bytes, "terms": plan.terms, "used": stats.context.used,
-        "context": plan.context, "drafted": stats.drafts.proposed, "evictions": stats.experts.evictions,
+        "peak": memory_status()["peak"], "used": stats.context.used, "drafted": stats.drafts.proposed, "evictions": stats.experts.evictions,
         "kept": len(held[0] & held[1]) / max(1, len(held[0])),
     })  # fmt: skip
     session.close()
@@ -67,16 +66,14 @@ def can_scope() -> bool:
         return False
 
 
-def limited(task: dict[str, Any], limit_bytes: int) -> tuple[str, bool]:
-    """(what the limit is, whether the run survived it)."""
+def limited(task: dict[str, Any], limit_bytes: int) -> tuple[str, dict[str, Any] | None]:
+    """(what the limit is, what the run found or None if it did not survive)."""
     kind = "scope" if can_scope() else "data"
-    task = task | {"limit": kind, "limit_bytes": limit_bytes}
     command = [*_SCOPE, "-p", f"MemoryMax={limit_bytes}"] if kind == "scope" else []
     try:
-        run_child(__file__, task, command)
+        return kind, run_child(__file__, task | {"limit": kind, "limit_bytes": limit_bytes}, command)
     except SystemExit:
-        return kind, False
-    return kind, True
+        return kind, None
 
 
 def main() -> int:
@@ -92,28 +89,28 @@ def main() -> int:
         child(json.loads(args.child))
         return 0
     from qwen_chat_mlx.engine.checkpoint.folder import find_model
+    from qwen_chat_mlx.engine.config import EngineConfig
+    from qwen_chat_mlx.engine.loader import survey
 
     with with_room(Path(find_model(args.model)), args.context) as model:
         settings = {"model": model, "context": args.context, "expert_cache": args.expert_cache, "mtp": args.mtp}
-        task = {"settings": settings, "reply": args.reply, "limit": "none"}
-        found = run_child(__file__, task)
-        kind, survived = limited(task, int(OVER_PLAN * found["plan"]))
-    console.print(
-        plan_table(
-            f"{args.context:,} tokens, experts {args.expert_cache}", found["terms"], found["plan"], found["peak"]
-        )
-    )
-    console.print(
-        f"{found['used']:,} tokens of {found['context']:,} used, {found['drafted']:,} drafts, {found['evictions']:,} experts "
-        f"evicted; {found['kept']:.0%} of the experts in slots behind the first topic were there behind the second"
-    )
-    ratio = found["peak"] / found["plan"]
+        plan = survey(EngineConfig(**settings)).plan
+        kind, found = limited({"settings": settings, "reply": args.reply}, int(OVER_PLAN * plan.total_bytes))
     limit = "control group" if kind == "scope" else "RLIMIT_DATA (a substitute for a control group)"
-    return verdict([
-        Target("peak resident set / plan", f"{ratio:.3f}", "<= 1.03", ratio <= 1.03),
-        Target("drafts made", f"{found['drafted']:,}", "> 0", found["drafted"] > 0),
-        Target(f"survives 1.1 x the plan, {limit}", str(survived), "True", survived),
-    ])  # fmt: skip
+    targets = [Target(f"survives 1.1 x the plan, {limit}", str(found is not None), "True", found is not None)]
+    if found is not None:
+        ratio = found["peak"] / plan.total_bytes
+        title = f"{args.context:,} tokens, experts {args.expert_cache}"
+        console.print(plan_table(title, plan.terms, plan.total_bytes, found["peak"]))
+        console.print(
+            f"{found['used']:,} tokens of {plan.context:,} used, {found['drafted']:,} drafts, {found['evictions']:,} "
+            f"experts evicted; {found['kept']:.0%} of those in slots behind the first topic were there behind the second"
+        )
+        targets += [
+            Target("peak resident set / plan", f"{ratio:.3f}", "<= 1.03", ratio <= 1.03),
+            Target("drafts made", f"{found['drafted']:,}", "> 0", found["drafted"] > 0),
+        ]
+    return verdict(targets)
 
 
 if __name__ == "__main__":

@@ -84,3 +84,23 @@ def test_offload_synthetic_passes_on_a_tiny_model_and_uses_a_kept_checkpoint_aga
     assert second.returncode == 0, second.stdout + second.stderr
     assert "already holds the checkpoint" in second.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_with_room_differs_in_its_longest_context_alone(script):
+    model = Path(__file__).parent / "fixtures" / "fp8-1"
+    own = json.loads((model / "config.json").read_text())
+    with script("measuring").with_room(model, 1 << 20) as folder:
+        config = json.loads(Path(folder, "config.json").read_text())
+        assert {p.name for p in Path(folder).iterdir()} == {p.name for p in model.iterdir() if p.is_file()}
+    assert config["text_config"].pop("max_position_embeddings") == 1 << 20
+    own["text_config"].pop("max_position_embeddings")
+    assert config == own
+    assert not Path(folder).exists()
+
+
+def test_turns_of_the_arms_add_up_to_pairs_and_nothing_is_left_out(script):
+    pairs = script("mtp_pairs")
+    turns = [{name: (1.0 + i, 32) for i, name in enumerate(pairs.ARMS)} for _ in range(5)]
+    made = pairs.paired(iter(turns))
+    assert [p["off"] for p in made] == [(2.0, 64), (3.0, 96)]
+    assert pairs.speed(made, "auto", "off").median == 0.5
