@@ -26,7 +26,7 @@ from ..engine.contract import Emit, Engine
 from ..engine.errors import QwenChatError
 from . import textual_fixes
 from .config import Live, UiConfig
-from .keys import ACTIONS, clashes, keymap
+from .keys import ACTIONS, clashes, key_label, keymap
 from .places import Places, recall, remember
 from .recorder import Recorder
 from .screens.chat import ChatScreen
@@ -123,6 +123,17 @@ class QwenChatApp(App[int], inherit_bindings=False):
         """What a new chat begins with."""
         self.state.system, self.state.think, self.state.sampling = clean(self.ui.system), self.ui.think, {}
 
+    def resume(self, conversation_id: str) -> None:
+        """Go on with a conversation from disk, its prompts made as before. Raises UsageError or StorageError, and then
+        changes nothing."""
+        from .conversation_records import made_as
+
+        self.recorder.resume(conversation_id)
+        origins = self.live.loaded.origins if self.live is not None else {}
+        turns = self.recorder.conversation.turns
+        system, self.state.think = made_as(turns, self.ui.system, self.ui.think, origins)
+        self.state.system, self.state.sampling = clean(system), {}
+
     # ---- start and end
 
     def get_driver_class(self) -> Any:
@@ -136,13 +147,10 @@ class QwenChatApp(App[int], inherit_bindings=False):
         if self._theme_problem:
             self.say(self._theme_problem, "warning")
         self.use_keys()
-        for key, a, b in clashes(self.keys):
-            if a in self.ui.keys or b in self.ui.keys:
-                self.say(f"[keys] {key} is given to both {a} and {b}; the first one has it.", "warning")
         self._drain_timer = self.set_interval(DRAIN_S, self.drain, pause=True)
         if self._resume is not None:
             try:
-                self.recorder.resume(self._resume)
+                self.resume(self._resume)
             except QwenChatError as e:
                 self.say(str(e), "warning")
         self.show_problem()
@@ -296,7 +304,7 @@ class QwenChatApp(App[int], inherit_bindings=False):
 
         if isinstance(event, ModelReady):
             threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
-            self.log_lines += [one_line(note) for note in event.notes]
+            self.log_lines += self.state.model.notes if self.state.model is not None else ()
             path = self.engine_config.model
             recent = self.recall("recent_models")
             kept = [p for p in recent if p != path] if isinstance(recent, list) else []
@@ -339,6 +347,8 @@ class QwenChatApp(App[int], inherit_bindings=False):
 
     def draw_pages(self) -> None:
         """Bring a page of panels on top up to date."""
+        if isinstance(self.screen, ChatScreen):
+            return
         from .screens.pages import MetricsPage
 
         if isinstance(self.screen, MetricsPage):
@@ -355,9 +365,13 @@ class QwenChatApp(App[int], inherit_bindings=False):
 
     # ---- looks
 
+    @property
+    def _own_themes(self) -> Path | None:
+        return self.places.themes if self.places is not None else None
+
     def _take_theme(self, name: str) -> str:
         """Switch the theme; a bad one falls back, and why is returned."""
-        palette, problem = choose(name, self.places.themes if self.places is not None else None)
+        palette, problem = choose(name, self._own_themes)
         theme = textual_theme(palette)
         self.register_theme(theme)
         if self.theme == theme.name and self.is_running:
@@ -367,16 +381,27 @@ class QwenChatApp(App[int], inherit_bindings=False):
         return problem
 
     def use_theme(self, name: str, *, remember: bool = False) -> None:
-        """Switch the theme, and say what is wrong with a bad one."""
-        problem = self._take_theme(name)
+        """Switch the theme, and say what is wrong with a bad one; a name that no theme has changes nothing."""
+        from .themes import unknown_theme
+
+        problem = unknown_theme(name, self._own_themes) or self._take_theme(name)
         if problem:
             self.say(problem, "warning")
         elif remember:
             self.remember(**{"ui.theme": self.ui.theme})
 
     def use_keys(self) -> None:
-        """Bind the keys in force; an action without keys gets one that no terminal sends."""
+        """Bind the keys in force and name those given twice; an action without keys gets one that no terminal sends."""
         self.set_keymap({name: keys or f"unbound_{name}" for name, keys in self.keys.items()})
+        for key, a, b in clashes(self.keys):
+            if a in self.ui.keys or b in self.ui.keys:
+                self.say(f"[keys] {key} is given to both {a} and {b}; the first one has it.", "warning")
+        if self.chat is not None:
+            self.chat.show_all()
+
+    def key(self, action: str) -> str:
+        """How the key of an action is written for people; empty when it has none."""
+        return key_label(self.keys[action], self.ui.ascii)
 
     def handle_bindings_clash(self, clashed_bindings: set[Any], node: Any) -> None:
         """Named once at the start, and not at every key press as Textual would."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ACTIONS", "BY_ID", "Action", "Scope", "clashes", "key_label", "keymap"]
+__all__ = ["ACTIONS", "BY_ID", "DEFAULT_KEYS", "Action", "Scope", "clashes", "key_label", "keymap"]
 
 Scope = Literal["always", "app", "composer", "transcript"]
 """Always: on every page and in every dialog. App: on the chat, whatever has the focus."""
@@ -39,7 +39,7 @@ ACTIONS: tuple[Action, ...] = (
            priority=True),
     Action("toggle_mtp", "ctrl+t,f4", "Switch drafting (MTP) off and on again, also while a reply streams", "always",
            hint="MTP", slash="/mtp"),
-    Action("toggle_metrics", "f2", "Panels: shown, overlaid, hidden", hint="metrics", slash="/panels", priority=True),
+    Action("toggle_metrics", "f2", "Panels: at the side, in one row, hidden", hint="metrics", slash="/panels", priority=True),
     Action("metrics_full", "shift+f2,f3", "All panels over the whole screen", slash="/stats", priority=True),
     Action("toggle_thoughts", "ctrl+o", "Open or fold all thoughts", hint="thoughts", slash="/thoughts", priority=True),
     Action("think", "alt+t", "Thinking on, off, or as the model likes", slash="/think", priority=True),
@@ -93,11 +93,15 @@ def keymap(own: Mapping[str, str]) -> dict[str, str]:
     return {a.id: own.get(a.id, a.keys) for a in ACTIONS}
 
 
+DEFAULT_KEYS: dict[str, str] = keymap({})
+
+
 def clashes(keys: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(key, id, id) for every key that two actions of the same or an overlapping scope claim."""
+    """(key, id, id) for every key that two actions of the same or an overlapping scope claim; the first one has it."""
     found: list[tuple[str, str, str]] = []
-    for i, a in enumerate(ACTIONS):
-        for b in ACTIONS[i + 1 :]:
+    asked = sorted(ACTIONS, key=lambda a: 0 if a.scope == "always" else 1 if a.priority else 3 if a.scope == "app" else 2)
+    for i, a in enumerate(asked):
+        for b in asked[i + 1 :]:
             if a.scope == b.scope or not {"always", "app"}.isdisjoint((a.scope, b.scope)):
                 both = set(_split(keys[a.id])) & set(_split(keys[b.id]))
                 found += [(key, a.id, b.id) for key in sorted(both)]

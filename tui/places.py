@@ -29,8 +29,6 @@ class Places:
     conversations: Path
     state_file: Path
     """What the app remembers by itself: the last theme, recent models."""
-    prompts_file: Path
-    """Prompt history of ↑ and ↓."""
     running: Path
     """One file a running chat, to warn when several exceed the memory."""
     log_file: Path
@@ -53,7 +51,6 @@ class Places:
             themes=config / "themes",
             conversations=data / "conversations",
             state_file=state / "state.json",
-            prompts_file=state / "prompts.jsonl",
             running=state / "running",
             log_file=log / "output.log",
         )

@@ -281,7 +281,8 @@ class ChatState:
                 )
             case ev.ModelReady():
                 self.phase, self.failure, self.loading = "ready", None, None
-                self.model = replace(event, name=one_line(event.name, 60), path=one_line(event.path, 400))
+                notes = tuple(one_line(note, 400) for note in event.notes)
+                self.model = replace(event, name=one_line(event.name, 60), path=one_line(event.path, 400), notes=notes)
             case ev.PrefillProgress():
                 if turn := self._turn(event.request_id):
                     turn.status, self.prefill = "prefill", replace(event, phase=one_line(event.phase, 40))

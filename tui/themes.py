@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import ConfigError, nearest
 from .config_text import line_of, read_toml
+from .text.sanitise import one_line
 
 if TYPE_CHECKING:
     from textual.theme import Theme
 
-__all__ = ["FALLBACK", "Palette", "choose", "contrast", "list_themes", "read_theme", "textual_theme", "weak_pairs"]
+__all__ = ["FALLBACK", "Palette", "choose", "contrast", "list_themes", "read_theme", "textual_theme", "unknown_theme", "weak_pairs"]
 
 FALLBACK = "ink"
 SHIPPED = Path(__file__).resolve().parent.parent / "themes"
@@ -106,7 +107,7 @@ def read_theme(path: Path) -> Palette:
             raise wrong(
                 f"variables.{key} = {value!r} cannot be used: it takes a colour or a text style.", "variables", key
             )
-    return Palette(path.stem, title, dark, ansi, colors, variables)
+    return Palette(path.stem, one_line(title, 60), dark, ansi, colors, variables)
 
 
 def _files(own: Path | None) -> dict[str, Path]:
@@ -139,11 +140,17 @@ def choose(name: str, own: Path | None = None) -> tuple[Palette, str]:
             shipped = SHIPPED / f"{name}.toml"
             stand_in = shipped if shipped.is_file() and shipped != files[name] else SHIPPED / f"{FALLBACK}.toml"
             return read_theme(stand_in), f"{e} The theme {stand_in.stem} stands in."
+    return read_theme(SHIPPED / f"{FALLBACK}.toml"), f"{unknown_theme(name, own)} The theme {FALLBACK} stands in."
+
+
+def unknown_theme(name: str, own: Path | None = None) -> str:
+    """That there is no theme of this name, with the nearest; empty where there is one."""
+    files = _files(own)
+    if name in files:
+        return ""
     near = nearest(name, files, 1)
     said = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(files))}."
-    return read_theme(
-        SHIPPED / f"{FALLBACK}.toml"
-    ), f"There is no theme {name!r}; {said} The theme {FALLBACK} stands in."
+    return f"There is no theme {name!r}; {said}"
 
 
 def textual_theme(palette: Palette) -> Theme:

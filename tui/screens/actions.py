@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .. import commands
 from ..attach import expand
-from ..keys import key_label
 from ..text.sanitise import clean
 from .base import ChatBase
 
@@ -17,6 +16,9 @@ class ChatActions(ChatBase):
     def submit_text(self, text: str) -> None:
         """Run a command; else send, queue, or bring the queued prompt back when there is one already."""
         app, state = self.chat_app, self.chat_app.state
+        if not text.strip():
+            self.action_unqueue()
+            return
         command, argument, near = commands.parse(text)
         if near and text != self._asked_about:
             self._asked_about = text
@@ -30,7 +32,7 @@ class ChatActions(ChatBase):
             command.run(self, argument)
             return
         if state.phase == "failed":
-            app.say("The model is not loaded: F6 shows the models, /retry tries again.", "warning")
+            app.say("The model is not loaded: /model shows the models, /retry tries again.", "warning")
             return
         expanded, problem = expand(text)
         if problem:
@@ -147,11 +149,13 @@ class ChatActions(ChatBase):
         selected = self.get_selected_text() or self.composer.selected_text
         if selected:
             self.copy_text(selected, "selection")
+            self.clear_selection()
+            self.composer.move_cursor(self.composer.cursor_location)
         elif self.stop_reply():
             pass
         elif self.composer.text:
             self.composer.put("")
-        elif app.asked_to_quit(f"{key_label(app.keys['interrupt'])} again quits."):
+        elif app.asked_to_quit(f"{app.key('interrupt')} again quits."):
             app.leave()
 
     def action_quit(self) -> None:
@@ -171,8 +175,9 @@ class ChatActions(ChatBase):
         self.chat_app.set_mtp("off" if state.wanted_mtp != "off" else state.last_mode)
 
     def action_toggle_metrics(self) -> None:
-        modes = ("full", "strip", "off")
-        self.chat_app.metrics = modes[(modes.index(self.chat_app.metrics) + 1) % 3]
+        wide, _ = self.sizes
+        after = {"full": "strip" if wide else "off", "strip": "off", "off": "full"}  # where it is not wide, full is a strip
+        self.chat_app.metrics = after[self.chat_app.metrics]
         self.chat_app.remember(**{"ui.metrics": self.chat_app.metrics})
         self.apply_metrics()
         self.call_after_refresh(self.show_all)
@@ -190,7 +195,6 @@ class ChatActions(ChatBase):
         if problem:
             self.chat_app.say(problem, "warning")
         else:
-            self.composer.pastes.clear()
             self.composer.put(text.rstrip("\n"))
 
     # ---- moving

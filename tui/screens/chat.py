@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
@@ -71,6 +71,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         self.strip = self.query_one("#strip", MetricsStrip)
         self.suggestions = self.query_one("#suggestions", Suggestions)
         self.composer.suggestions = self.suggestions
+        self.composer.suggest = self._suggested
         self.composer.submit = self.submit_text
         self.transcript.ascii = self.chat_app.ui.ascii
         for bar in self.query(Bar):
@@ -167,15 +168,14 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
             first = state.queued.split("\n", 1)[0]
             more = state.queued.count("\n")
             said = first + (f" (+{numbers.plural(more, 'line')})" if more else "")
-            bar.show(
-                Content.assemble(("queued ", "bold $text-accent"), said), Content.styled("⏎ edits it", "$text-muted")
-            )
+            edits = Content.styled(f"{self.chat_app.key('send')} edits it", "$text-muted")
+            bar.show(Content.assemble(("queued ", "bold $text-accent"), said), edits)
 
     # ---- what widgets report
 
     @on(Composer.Changed)
     def _typed(self) -> None:
-        self.suggestions.show(self._suggested())
+        self.composer.list_open()
         self._show_attached()
 
     def _suggested(self) -> list[tuple[str, str]]:
@@ -206,6 +206,11 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
     @on(Composer.QuitAsked)
     def _quit_asked(self) -> None:
         self.action_quit()
+
+    def on_paste(self, event: events.Paste) -> None:
+        """A paste that nothing with the focus took is for the prompt."""
+        self.composer.focus()
+        self.composer.post_message(events.Paste(event.text))
 
     @on(Transcript.Typed)
     def _typed_elsewhere(self, event: Transcript.Typed) -> None:

@@ -58,9 +58,7 @@ class SafeInput(Input):
         self.cursor_blink = False
 
     def _on_paste(self, event: events.Paste) -> None:
-        event.stop()
-        event.prevent_default()
-        self.insert_text_at_cursor(one_line(event.text, 10_000))
+        event.text = one_line(event.text, 10_000)  # Input's own handler follows and puts it in
 
 
 class Rows(Widget):

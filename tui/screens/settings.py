@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -52,6 +52,13 @@ def read_value(name: str, text: str) -> Any:
     return check(s, value)
 
 
+class SafeTextArea(TextArea):
+    """A text whose pastes go through the sanitiser."""
+
+    def _on_paste(self, event: events.Paste) -> None:
+        event.text = clean(event.text)  # TextArea's own handler follows and puts it in
+
+
 class SettingsScreen(ModalScreen["ChatSettings | None"]):
     BINDINGS = [  # noqa: RUF012
         Binding("escape", "cancel", show=False, priority=True),
@@ -67,7 +74,7 @@ class SettingsScreen(ModalScreen["ChatSettings | None"]):
             yield Static(Content.styled("Settings of this chat", "bold $text-primary"), id="dialog-title")
             with VerticalScroll():
                 yield Static(Content("System prompt"))
-                area = TextArea(self._now.system, id="system", soft_wrap=True, compact=True)
+                area = SafeTextArea(self._now.system, id="system", soft_wrap=True, compact=True)
                 area.cursor_blink = False
                 yield area
                 with Horizontal(classes="field"):

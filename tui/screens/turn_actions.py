@@ -22,7 +22,7 @@ class TurnActions(ChatBase):
 
     def _free(self) -> bool:
         if self.chat_app.state.running is not None:
-            self.chat_app.say("A reply is running: Esc stops it first.", "warning")
+            self.chat_app.say(f"A reply is running: {self.chat_app.key('stop')} stops it first.", "warning")
             return False
         if self.chat_app.state.phase != "ready":
             self.chat_app.say("The model is not ready yet.", "warning")

@@ -5,23 +5,24 @@ What becomes of a prompt is decided by whoever sets `submit`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from textual import events
 from textual.message import Message
 from textual.widgets import TextArea
 
-from ..keys import ACTIONS, keymap
+from ..keys import ACTIONS, DEFAULT_KEYS
 from ..text.numbers import size
 from ..text.sanitise import clean
-from .suggestions import Suggestions
+from .suggestions import Suggestions, Suggestion
 
 __all__ = ["Composer"]
 
 OWN = tuple(a.id for a in ACTIONS if a.scope == "composer")
-DEFAULT_KEYS = keymap({})
 PASTE_LINES, PASTE_CHARS = 50, 10_000
+_TOKEN = re.compile(r"\[pasted [^\]\n]*\]")
 _JOINERS = frozenset((0x200C, 0x200D, *range(0xFE00, 0xFE10), *range(0xE0020, 0xE0080)))
 """Parts of one character on the screen, such as an emoji of two people; Textual takes them for keys without a character."""
 
@@ -34,6 +35,9 @@ class Composer(TextArea):
     suggestions: Suggestions | None = None
     """The list that the arrows move in while it is open."""
 
+    suggest: Callable[[], Sequence[Suggestion]] = staticmethod(tuple)
+    """What the list offers for the text and the cursor of now."""
+
     submit: Callable[[str], object] | None = None
     """What Enter does with the text. Called at once and not posted: keys behind Enter belong to the next prompt."""
 
@@ -44,17 +48,16 @@ class Composer(TextArea):
         self._at: int | None = None
         """Place in the history; None is the draft."""
         self._draft = ""
+        self._suggested_for = ""
         self.pastes: dict[str, str] = {}
-        """Token as shown -> the text it stands for."""
+        """Token as shown -> the text it stands for; kept, because undoing brings tokens back."""
 
     # ---- sending
 
     @property
     def expanded(self) -> str:
-        text = self.text
-        for token, full in self.pastes.items():
-            text = text.replace(token, full)
-        return text
+        """The text with its pastes."""
+        return self._expand(self.text)
 
     def put(self, text: str) -> None:
         """Replace what is written, undoable, with the cursor at the end; a long text becomes a token."""
@@ -66,7 +69,6 @@ class Composer(TextArea):
         """The text with its pastes, leaving the composer empty."""
         text = self.expanded
         self.put("")
-        self.pastes.clear()
         return text
 
     def word_at_cursor(self) -> str:
@@ -74,22 +76,31 @@ class Composer(TextArea):
         row, column = self.cursor_location
         return self.document.get_line(row)[:column].rpartition(" ")[2]
 
+    def list_open(self) -> Suggestions | None:
+        """The list as it is for the text of now, which may be ahead of what was drawn; None while it is closed."""
+        if self.suggestions is not None and self.text != self._suggested_for:
+            self._suggested_for = self.text
+            self.suggestions.show(self.suggest())
+        return self.suggestions if self.suggestions is not None and self.suggestions.open else None
+
     def complete(self) -> bool:
         """Put the chosen suggestion in place of the word before the cursor; False when the list is closed."""
-        if self.suggestions is None or not self.suggestions.open:
+        offered = self.list_open()
+        if offered is None:
             return False
-        chosen, word = self.suggestions.chosen, self.word_at_cursor()
+        chosen, word = offered.chosen, self.word_at_cursor()
         row, column = self.cursor_location
         self.replace(chosen + ("" if chosen.endswith("/") else " "), (row, column - len(word)), (row, column))
         return True
 
     def action_send(self) -> None:
-        if self.suggestions is not None and self.suggestions.open and self.suggestions.chosen != self.text.strip():
+        offered = self.list_open()
+        if offered is not None and offered.chosen != self.text.strip():
             self.complete()
         elif self.text.endswith("\\") and self.cursor_location == self.document.end:
             self.action_delete_left()
             self.insert("\n")
-        elif self.text.strip() and self.submit is not None:
+        elif self.submit is not None:
             self.submit(self.expanded)
 
     def action_newline(self) -> None:
@@ -102,11 +113,15 @@ class Composer(TextArea):
 
     # ---- history
 
+    @property
+    def _row(self) -> int:
+        """The cursor's row as the text is wrapped on the screen."""
+        return self.wrapped_document.location_to_offset(self.cursor_location).y
+
     def action_history_prev(self) -> None:
-        if self.suggestions is not None and self.suggestions.open:
-            self.suggestions.move(-1)
-            return
-        if self.get_cursor_up_location() != self.cursor_location and not self.cursor_at_first_line:
+        if (offered := self.list_open()) is not None:
+            offered.move(-1)
+        elif self._row > 0:
             self.action_cursor_up()
         elif self.prompts and self._at != 0:
             if self._at is None:
@@ -114,10 +129,9 @@ class Composer(TextArea):
             self._recall(self._at - 1)
 
     def action_history_next(self) -> None:
-        if self.suggestions is not None and self.suggestions.open:
-            self.suggestions.move(1)
-            return
-        if not self.cursor_at_last_line:
+        if (offered := self.list_open()) is not None:
+            offered.move(1)
+        elif self._row < self.wrapped_document.height - 1:
             self.action_cursor_down()
         elif self._at is not None:
             self._recall(self._at + 1)
@@ -129,16 +143,19 @@ class Composer(TextArea):
 
     # ---- pastes
 
-    async def _on_paste(self, event: events.Paste) -> None:
+    def _on_paste(self, event: events.Paste) -> None:
         event.stop()
-        event.prevent_default()
-        self.insert(self._short(clean(event.text)))
+        event.text = self._short(clean(event.text))  # TextArea's own handler follows and puts it in
+
+    def _expand(self, text: str) -> str:
+        return _TOKEN.sub(lambda m: self.pastes.get(m[0], m[0]), text)
 
     def _short(self, text: str) -> str:
         """The text, or a token that stands for it when it is too long to edit at speed."""
-        lines = text.count("\n") + 1
-        if lines <= PASTE_LINES and len(text) <= PASTE_CHARS:
+        if text.count("\n") < PASTE_LINES and len(text) <= PASTE_CHARS:
             return text
+        text = self._expand(text)
+        lines = text.count("\n") + 1
         token = f"[pasted {lines:,} lines, {size(len(text.encode()))}]"
         n = 1
         while self.pastes.get(token, text) != text:
@@ -153,7 +170,6 @@ class Composer(TextArea):
         for token in self.pastes:
             if self.selection.is_empty and before.endswith(token):
                 self.delete((row, column - len(token)), (row, column))
-                del self.pastes[token]
                 return
         super().action_delete_left()
 

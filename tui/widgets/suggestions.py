@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from textual.content import Content
 from textual.widget import Widget
 
-__all__ = ["Suggestions"]
+__all__ = ["Suggestion", "Suggestions"]
+
+Suggestion = tuple[str, str]
+"""(what is inserted, words about it)"""
 
 MOST_ROWS = 6
 
@@ -17,8 +20,7 @@ class Suggestions(Widget):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
-        self.items: Sequence[tuple[str, str]] = ()
-        """(what is inserted, words about it)"""
+        self.items: Sequence[Suggestion] = ()
         self.at = 0
         self._first = 0
 
@@ -30,7 +32,7 @@ class Suggestions(Widget):
     def chosen(self) -> str:
         return self.items[self.at][0] if self.open else ""
 
-    def show(self, items: Sequence[tuple[str, str]]) -> None:
+    def show(self, items: Sequence[Suggestion]) -> None:
         if list(items) != list(self.items):
             self.items, self.at, self._first = items, 0, 0
             self.display = bool(items)

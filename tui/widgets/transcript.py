@@ -6,6 +6,7 @@ It keeps lines, not widgets: memory and every redraw are bounded by what is on t
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.segment import Segment
@@ -20,7 +21,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
 
-from ..keys import ACTIONS
+from ..keys import ACTIONS, DEFAULT_KEYS, key_label
 from ..state import ChatState, Turn
 from ..text.glyphs import plain
 from ..text.layout import Line
@@ -235,7 +236,9 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         base = self.visual_style
         if self.missed and y == self.scrollable_content_region.height - 1:
             noun = "line" if self.missed == 1 else "lines"
-            badge = Content.styled(f" ↓ {self.missed:,} new {noun} · end to follow ", "reverse $text-primary")
+            key = key_label(self._keys["follow"], self.ascii)
+            follow = f" · {key} to follow" if key else ""
+            badge = Content.styled(f" ↓ {self.missed:,} new {noun}{follow} ", "reverse $text-primary")
             return self._strip(badge.pad_left(max(0, (self.column - badge.cell_length) // 2)), base, width)
         line, _ = self.line_at(at)
         if line is None:
@@ -360,8 +363,16 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
                     item.thought_open = not item.thought_open
         self._lay_out()
 
+    @property
+    def _keys(self) -> Mapping[str, str]:
+        return getattr(self.app, "keys", DEFAULT_KEYS)
+
+    def _acts_on(self, event: events.Key) -> bool:
+        keys = ",".join(self._keys[a.id] for a in ACTIONS if a.scope == "transcript").split(",")
+        return event.key in keys or event.character in keys
+
     def on_key(self, event: events.Key) -> None:
-        if event.is_printable and event.character and event.key not in self._bindings.key_to_bindings:
+        if event.is_printable and event.character and not self._acts_on(event):
             event.stop()
             self.post_message(self.Typed(event.character))
 
