@@ -133,7 +133,9 @@ class Conversation:
         self._pending[kind] = self._pending.get(kind, "") + text
         last = self._turns[-1]
         self._turns[-1] = (
-            replace(last, thinking=last.thinking + text) if kind == "thinking" else replace(last, text=last.text + text)
+            replace(last, thinking=last.thinking + text, token_ids=())
+            if kind == "thinking"
+            else replace(last, text=last.text + text, token_ids=())
         )
         if sum(map(len, self._pending.values())) >= DELTA_EVERY_CHARS:
             self.flush()
@@ -317,21 +319,15 @@ class Store:
         said = f"Did you mean {near[0]}?" if near else "Ctrl+S in the chat lists them."
         raise UsageError(f"There is no conversation {start_of_id!r}.", said)
 
-    def last(self) -> str | None:
-        """Id of the one that changed last; None when there is none."""
-        return next((p.stem for p in self._paths() if self._worth_listing(self._entry(p, outline)[0])), None)
+    def entries(self) -> Iterator[Entry]:
+        """The conversations, the latest first, without those whose only prompt was refused."""
+        found = (self._entry(path, outline)[0] for path in self._paths())
+        return (e for e in found if e.turns or e.problem)
 
     def list(self, wanted: str = "") -> list[Entry]:
         """The conversations whose titles or ids contain every word of `wanted`, the latest first."""
         words = wanted.casefold().split()
-        found = (self._entry(path, outline)[0] for path in self._paths())
-        listed = (e for e in found if self._worth_listing(e))
-        return [e for e in listed if all(w in f"{e.title} {e.id}".casefold() for w in words)]
-
-    @staticmethod
-    def _worth_listing(entry: Entry) -> bool:
-        """Not one whose only prompt was refused."""
-        return bool(entry.turns or entry.problem)
+        return [e for e in self.entries() if all(w in f"{e.title} {e.id}".casefold() for w in words)]
 
     def search(self, wanted: str) -> Iterator[Found]:
         """Where the text occurs, in titles, turns and thoughts of current branches; the latest conversation first."""

@@ -32,9 +32,9 @@ _STATUS: dict[str, TurnStatus] = {
 
 class Recorder:
     def __init__(self, state: ChatState, folder: Path | None, *, temporary: bool = False) -> None:
-        """Without a folder every conversation is temporary."""
-        self.state, self._folder = state, folder
-        self.temporary = temporary or folder is None
+        """Without a folder no conversation is kept; with `temporary` no new one is."""
+        self.state, self._folder, self._all_temporary = state, folder, temporary
+        self.state.temporary = temporary and folder is not None
         self.problem = ""
         """The latest sentence about what could not be written; the screen takes it away when it has shown it."""
         self._told = ""
@@ -59,7 +59,7 @@ class Recorder:
 
         if self.store is None:
             return Conversation("temporary", None)
-        return self.store.new(temporary=self.temporary)
+        return self.store.new(temporary=self.state.temporary)
 
     def _try(self, what: Callable[[], object]) -> bool:
         try:
@@ -101,12 +101,12 @@ class Recorder:
         self._try(lambda: self.conversation.rename(title))
         self.state.title = one_line(self.conversation.title, 60)
 
-    def start_new(self, *, temporary: bool | None = None) -> None:
+    def start_new(self, *, temporary: bool = False) -> None:
         """Let go of this conversation and begin another."""
         self.close()
-        self.temporary = self.store is None or (self.temporary if temporary is None else temporary)
-        self._conversation = self._new()
+        self._conversation = None
         self.state.clear()
+        self.state.temporary = self._folder is not None and (temporary or self._all_temporary)
 
     def resume(self, conversation_id: str) -> None:
         """Go on with a conversation from disk. Raises UsageError or StorageError, and then changes nothing."""
@@ -114,8 +114,9 @@ class Recorder:
             return
         found = self.store.open(conversation_id)
         self.close()
-        self.temporary, self._conversation = False, found
+        self._conversation = found
         self.state.clear()
+        self.state.temporary = False
         self.state.turns += [_turn(t) for t in found.turns]
         self.state.title = one_line(found.title, 60)
         self.state.revision += 1
@@ -129,7 +130,14 @@ class Recorder:
         if self._conversation is not None:
             self._try(self._conversation.flush_due)
 
+    def stop(self) -> None:
+        """The reply that runs is over, whatever the engine still says of it."""
+        turn = self.state.stop()
+        if turn is not None:
+            self._finish(turn, "cancelled")
+
     def close(self) -> None:
+        self.stop()
         if self._conversation is not None:
             self._try(self._conversation.close)
 

@@ -330,7 +330,7 @@ def test_the_list_is_latest_first_and_filtered_by_words(store, clock):
     assert [e.title for e in store.list("BORROW")] == ["Rust borrow rules", "Borrow checker"]
     assert [e.title for e in store.list("borrow rust")] == ["Rust borrow rules"]
     assert store.list("nothing") == []
-    assert store.last() == ids[2]
+    assert next(store.entries()).id == ids[2]
     assert [e.turns for e in store.list()] == [2, 2, 2]
 
 

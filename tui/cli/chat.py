@@ -92,20 +92,24 @@ def run(args: argparse.Namespace) -> int:
 def which_conversation(args: argparse.Namespace, loaded: Loaded) -> str | None:
     """Id of the conversation to go on with, or None for a new one. Raises UsageError where there is no such one."""
     from ..conversations import Store
+    from . import say
     from ._flags import refuse_empty
 
     refuse_empty(__resume=args.resume)
     if not args.resume_last and not args.resume:
         return None
+    from ...engine.errors import UsageError
+
+    if not loaded.ui.save_history:
+        raise UsageError("Conversations are not kept: [history] save is false.", "`--set history.save=true` keeps them.")
     store = Store(loaded.places.conversations)
     if args.resume:
         return store.find(args.resume)
-    last = store.last()
-    if last is None:
-        from ...engine.errors import UsageError
-
-        raise UsageError("There is no conversation to go on with.", "`qwen-chat` starts one.")
-    return last
+    for entry in store.entries():
+        if not entry.problem:
+            return entry.id
+        say(f"{entry.id} was left out: {entry.problem}")
+    raise UsageError("There is no conversation to go on with.", "`qwen-chat` starts one.")
 
 
 def _full_screen(args: argparse.Namespace, loaded: Loaded) -> int:

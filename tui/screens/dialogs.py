@@ -156,12 +156,20 @@ class DialogActions(ChatBase):
     def action_new_chat(self) -> None:
         self.new_chat()
 
-    def new_chat(self, *, temporary: bool | None = None) -> None:
-        self.stop_reply()
-        self.editing = None
+    def new_chat(self, *, temporary: bool = False) -> None:
+        """Begin another conversation, with the settings of the config."""
+        self._let_go()
         self.chat_app.recorder.start_new(temporary=temporary)
+        self.chat_app.use_configured()
         self.composer.focus()
         self.show_all()
+
+    def _let_go(self) -> None:
+        """Before the conversation goes: what was typed for it is back in the composer, what came of it is on record."""
+        self.leave_editing()
+        self.action_unqueue()
+        self.stop_reply()
+        self.chat_app.take_in()
 
     def rename(self, title: str) -> None:
         self.chat_app.recorder.rename(title)
@@ -222,9 +230,7 @@ class DialogActions(ChatBase):
             elif picked.action == "undo delete":
                 self.undelete()
             elif picked.action == "rename":
-                if picked.item.id != app.recorder.conversation.id:
-                    self.resume(picked.item.id)
-                self.composer.put("/rename ")
+                self._ask_title(picked)
                 return
             else:
                 self.resume(picked.item.id)
@@ -232,6 +238,31 @@ class DialogActions(ChatBase):
         except QwenChatError as e:
             app.say(str(e), "warning")
         self.call_after_refresh(self.open_sessions, picked.filter)
+
+    def _ask_title(self, chosen: Picked) -> None:
+        """Give the chosen conversation the title that is typed; the one that is open stays."""
+        from .picker import Item, Picker
+
+        def done(picked: Picked | None) -> None:
+            if picked is not None and picked.filter != chosen.item.label:
+                self._retitle(chosen.item.id, picked.filter)
+            self.call_after_refresh(self.open_sessions, chosen.filter)
+
+        def source(title: str) -> list[Item]:
+            return [Item(chosen.item.id, one_line(title) or "the first words of the conversation")]
+
+        self.app.push_screen(Picker("Rename", source, filter=chosen.item.label, placeholder="title"), done)
+
+    def _retitle(self, conversation_id: str, title: str) -> None:
+        recorder = self.chat_app.recorder
+        if conversation_id == recorder.conversation.id:
+            self.rename(title)
+            return
+        assert recorder.store is not None
+        try:
+            recorder.store.rename(conversation_id, title)
+        except QwenChatError as e:
+            self.chat_app.say(str(e), "warning")
 
     def undelete(self) -> None:
         store = self.chat_app.recorder.store
@@ -245,8 +276,10 @@ class DialogActions(ChatBase):
             self.chat_app.say(str(e), "warning")
 
     def resume(self, conversation_id: str) -> None:
-        self.stop_reply()
-        self.editing = None
+        """Go on with a conversation from disk; nothing happens when it is the one that is open."""
+        if conversation_id == self.chat_app.recorder.conversation.id:
+            return
+        self._let_go()
         try:
             self.chat_app.recorder.resume(conversation_id)
         except QwenChatError as e:

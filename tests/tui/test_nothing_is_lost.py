@@ -1,0 +1,196 @@
+"""What was typed and what was answered stays, whatever is opened, renamed, edited or cut off meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual import events
+
+from qwen_chat_mlx.engine.fake import FakeReply, FakeScript
+from qwen_chat_mlx.tui.config import UiConfig
+from qwen_chat_mlx.tui.places import Places
+from qwen_chat_mlx.tui.screens.picker import Picker
+from qwen_chat_mlx.tui.screens.settings import SettingsScreen
+
+LONG = "word " * 2000
+
+
+def script(*replies: FakeReply | str, **more: Any) -> FakeScript:
+    made = tuple(FakeReply(r) if isinstance(r, str) else r for r in replies) or (FakeReply("a b c"),)
+    return FakeScript(replies=made, **{"step_s": 0.01, **more})
+
+
+def prompts(s: Any) -> list[str]:
+    return [t.text for t in s.app.state.turns if t.role == "user"]
+
+
+async def settle(s: Any) -> None:
+    for _ in range(3):
+        await s.pilot.pause()
+
+
+async def paste(s: Any, text: str) -> None:
+    s.app.post_message(events.Paste(text))
+    await settle(s)
+
+
+# ---- from one conversation to another
+
+
+async def test_choosing_the_conversation_that_is_open_changes_nothing(stage: Any) -> None:
+    async with stage(script("one", LONG), places=Places.of()) as s:
+        await s.ask("hello")
+        await s.ask("second", 0.2)
+        s.chat.composer.put("draft")
+        await s.press("ctrl+s", "enter")
+        conversation = s.app.recorder.conversation
+        assert conversation.read_only == ""
+        assert s.app.state.running is not None
+        assert s.chat.composer.text == "draft"
+        await s.finish()
+        assert [t.text for t in conversation.turns] == ["hello", "one", "second", LONG]
+
+
+async def test_a_prompt_given_with_a_conversation_is_sent_in_it(stage: Any) -> None:
+    async with stage(script("one"), places=Places.of()) as s:
+        await s.ask("hello")
+        first = s.app.recorder.conversation.id
+    async with stage(script("two"), places=Places.of(), resume=first, prompt="and in Rust") as s:
+        await s.finish()
+        assert [t.text for t in s.app.state.turns] == ["hello", "one", "and in Rust", "two"]
+
+
+@pytest.mark.parametrize("how", ["new", "resume"])
+async def test_a_prompt_queued_while_loading_is_back_in_the_composer_after_a_change_of_chat(stage: Any, how: str) -> None:
+    async with stage(script("one"), places=Places.of()) as s:
+        await s.ask("hello")
+        first = s.app.recorder.conversation.id
+    async with stage(script("two"), places=Places.of(), ready=False) as s:
+        s.chat.composer.put("precious")
+        await s.press("enter")
+        assert s.app.state.queued == "precious"
+        if how == "new":
+            await s.press("ctrl+n")
+        else:
+            s.chat.resume(first)
+        assert s.app.state.queued is None
+        assert s.chat.composer.text == "precious"
+
+
+async def test_a_reply_left_in_its_middle_is_on_record_as_stopped(stage: Any) -> None:
+    async with stage(script("one", LONG), places=Places.of()) as s:
+        await s.ask("old")
+        first = s.app.recorder.conversation.id
+        await s.press("ctrl+n")
+        await s.ask("new", 1.0)
+        second = s.app.recorder.conversation.id
+        s.engine.advance(0.5)  # told by the engine, and not shown yet
+        s.chat.resume(first)
+        await s.advance(1)
+        turn = s.app.recorder.store.open(second).turns[-1]
+        assert turn.finish_reason == "cancelled"
+        assert len(turn.text) > 500
+        assert turn.numbers["tokens"] > 100
+        assert [t.text for t in s.app.state.turns] == ["old", "one"]
+
+
+async def test_a_reply_cut_off_by_another_model_is_on_record_as_stopped_and_that_model_answers(stage: Any) -> None:
+    async with stage(script(LONG), places=Places.of()) as s:
+        await s.ask("go", 1.0)
+        s.engine.advance(0.5)
+        s.chat.switch_model("demo")
+        turn, saved = s.app.state.turns[-1], s.app.recorder.conversation.turns[-1]
+        assert (turn.status, saved.finish_reason) == ("stopped", "cancelled")
+        assert turn.text == saved.text
+        assert len(turn.text) > 500
+        await settle(s)
+        s.engine = s.app.engine
+        await s.advance(10)
+        await s.ask("again", 20)
+        assert len(s.app.state.turns) == 4
+        assert s.app.state.turns[-1].text
+
+
+async def test_a_reply_that_goes_on_and_is_cut_off_has_no_ids_of_its_first_part(stage: Any) -> None:
+    async with stage(script("one two three four", LONG), places=Places.of()) as s:
+        await s.ask("/set max_tokens 3", 0)
+        await s.ask("count")
+        assert s.app.state.turns[-1].token_ids
+        await s.ask("/set max_tokens", 0)
+        await s.ask("/continue", 1.0)
+        place, text = s.app.recorder.conversation.id, s.app.state.turns[-1].text
+        await s.press("ctrl+n")
+        turn = s.app.recorder.store.open(place).turns[-1]
+        assert turn.text == text
+        assert turn.token_ids == ()
+
+
+async def test_after_a_temporary_chat_a_new_one_is_kept_again_and_a_temporary_one_says_so(stage: Any) -> None:
+    async with stage(script("a", "b"), places=Places.of()) as s:
+        await s.ask("/temporary", 0)
+        assert "(temporary)" in s.screen_text
+        await s.ask("secret")
+        assert "secret (temporary)" in s.screen_text
+        await s.ask("/new", 0)
+        assert "(temporary)" not in s.screen_text
+        await s.ask("kept")
+        assert [e.title for e in s.app.recorder.store.list()] == ["kept"]
+
+
+async def test_a_program_started_for_temporary_chats_keeps_none(stage: Any) -> None:
+    async with stage(script("a"), places=Places.of(), temporary=True) as s:
+        await s.press("ctrl+n")
+        await s.ask("secret")
+        assert "(temporary)" in s.screen_text
+        assert s.app.recorder.store.list() == []
+
+
+async def test_another_conversation_is_renamed_in_place(stage: Any) -> None:
+    async with stage(script("a", LONG), places=Places.of()) as s:
+        await s.ask("first chat")
+        await s.press("ctrl+n")
+        await s.ask("second chat", 0.2)
+        second = s.app.recorder.conversation.id
+        s.chat.composer.put("draft")
+        await s.press("ctrl+s", *"first", "ctrl+r")
+        await settle(s)
+        assert "first chat" in s.screen_text
+        await s.press(*" of all", "enter")
+        await settle(s)
+        assert isinstance(s.app.screen, Picker)
+        assert "first chat of all" in s.screen_text
+        await s.press("escape")
+        assert s.app.recorder.conversation.id == second
+        assert s.app.state.running is not None
+        assert s.chat.composer.text == "draft"
+        await s.press("ctrl+s", *"second", "ctrl+r")
+        await settle(s)
+        await s.press(*"!", "enter")
+        await settle(s)
+        assert s.app.state.title == "second chat!"
+
+
+async def test_the_context_of_the_chat_before_is_not_shown_for_another(stage: Any) -> None:
+    async with stage(script("a", LONG), places=Places.of()) as s:
+        await s.ask("first")
+        first = s.app.recorder.conversation.id
+        await s.press("ctrl+n")
+        await s.ask("second")
+        assert s.app.state.context_used > 1000
+        s.chat.resume(first)
+        await s.advance(1)
+        assert s.app.state.context_used == 0
+        await s.ask("more")
+        assert s.app.state.context_used > 0
+
+
+async def test_a_new_chat_begins_with_the_settings_of_the_config(stage: Any) -> None:
+    async with stage(script("a"), ui_config=UiConfig(system="Be kind.", think=True)) as s:
+        await s.ask("/system Be rude.", 0)
+        await s.ask("/think off", 0)
+        await s.ask("/set temperature 0.5", 0)
+        await s.press("ctrl+n")
+        state = s.app.state
+        assert (state.system, state.think, state.sampling) == ("Be kind.", True, {})
