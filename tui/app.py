@@ -134,10 +134,6 @@ class QwenChatApp(App[int], inherit_bindings=False):
         system, self.state.think = made_as(turns, self.ui.system, self.ui.think, origins)
         self.state.system, self.state.sampling = clean(system), {}
 
-    def use_configured(self) -> None:
-        """What a new chat begins with."""
-        self.state.system, self.state.think, self.state.sampling = clean(self.ui.system), self.ui.think, {}
-
     # ---- start and end
 
     def get_driver_class(self) -> Any:
