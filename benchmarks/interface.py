@@ -40,7 +40,8 @@ class Terminal:
     def __init__(self, command: list[str], home: str) -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program is compiled, as the bare app's library is
+            # An installed program is compiled, as the bare app's library is.
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
             os.environ |= {"TERM": "xterm-256color", "QWEN_CHAT_HOME": home, "COLORTERM": "truecolor"}
             os.execv(command[0], command)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 36, 120, 0, 0))

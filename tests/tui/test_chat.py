@@ -6,6 +6,7 @@ import errno
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,7 +168,7 @@ async def test_ctrl_c_goes_down_its_ladder(stage: Any) -> None:
         await s.press("ctrl+c")
         assert s.chat.composer.text == ""
         await s.press("ctrl+c")
-        assert "again quits" in s.status
+        assert "^C again quits" in s.screen_text
         assert s.app.return_value is None
         await s.press("ctrl+c")
         assert s.app.return_value == 0
@@ -363,3 +364,28 @@ async def test_a_full_disk_is_told_once_until_it_has_room_again(
         monkeypatch.setattr(conversations, "_write_all", full)
         await s.ask("four")
         assert told() == 2
+
+
+# ---- a conversation is gone on with as it was
+
+
+@pytest.mark.parametrize(
+    ("flags", "system", "think"),
+    [({}, "Be brief.", False), ({"chat.system": "--system"}, "of now", False), ({"chat.think": "--think"}, "Be brief.", True)],
+)  # fmt: skip
+async def test_a_resumed_chat_has_its_system_prompt_and_thinking_unless_the_command_line_says_otherwise(
+    stage: Any, flags: dict[str, str], system: str, think: bool
+) -> None:
+    async with stage(places=Places.of()) as s:
+        s.app.state.system, s.app.state.think = "Be brief.", False
+        await s.ask("hello")
+        first = s.app.recorder.conversation.id
+    now = UiConfig(system="of now", think=True)
+    async with stage(places=Places.of(), ui_config=now) as s:
+        s.app.live = SimpleNamespace(loaded=SimpleNamespace(origins=flags), poll=lambda: (None, ""))
+        s.chat.resume(first)
+        assert (s.app.state.system, s.app.state.think) == (system, think)
+        s.chat.new_chat()
+        assert (s.app.state.system, s.app.state.think) == ("of now", True)
+    async with stage(places=Places.of(), ui_config=now, resume=first) as s:
+        assert (s.app.state.system, s.app.state.think) == ("Be brief.", False)

@@ -101,6 +101,15 @@ def test_the_cache_goes_from_cold_to_hot() -> None:
     assert "GiB" in text("expert_cache", hot)
 
 
+def test_hits_against_the_best_possible_are_said_once_they_are_known() -> None:
+    view = run(long(), 30)
+    assert "of best" not in text("expert_cache", view)
+    stats = view.state.stats
+    assert stats is not None
+    view.state.stats = replace(stats, experts=replace(stats.experts, of_best=0.97))
+    assert "97% of best" in text("expert_cache", View(view.state, view.now))
+
+
 @pytest.mark.parametrize(
     ("disk", "words"),
     [

@@ -91,14 +91,14 @@ def run(args: argparse.Namespace) -> int:
 
 def which_conversation(args: argparse.Namespace, loaded: Loaded) -> str | None:
     """Id of the conversation to go on with, or None for a new one. Raises UsageError where there is no such one."""
-    from ..conversations import Store
-    from . import say
     from ._flags import refuse_empty
 
     refuse_empty(__resume=args.resume)
     if not args.resume_last and not args.resume:
         return None
     from ...engine.errors import UsageError
+    from ..conversations import Store
+    from . import say
 
     if not loaded.ui.save_history:
         raise UsageError("Conversations are not kept: [history] save is false.", "`--set history.save=true` keeps them.")
@@ -115,7 +115,6 @@ def which_conversation(args: argparse.Namespace, loaded: Loaded) -> str | None:
 def _full_screen(args: argparse.Namespace, loaded: Loaded) -> int:
     from ..app import QwenChatApp
     from ..config import Live
-    from ..conversations import Store
     from ..terminal.guard import OutputGuard
     from ..terminal.signals import end_on_signals
     from . import say
@@ -153,5 +152,7 @@ def _full_screen(args: argparse.Namespace, loaded: Loaded) -> int:
         code = app.run(mouse=loaded.ui.mouse)
     if app.return_code and code is None:
         say(f"The chat ended with an error of its own; {loaded.places.log_file} has the details.")
+    from ..conversations import Store
+
     Store(loaded.places.conversations).purge()
     return code if isinstance(code, int) else app.return_code or 0

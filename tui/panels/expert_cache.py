@@ -35,7 +35,7 @@ class ExpertCache(Panel):
         held, budget = (
             numbers.of(now.resident_bytes, now.budget_bytes) if now else (numbers.NOTHING, f"{numbers.NOTHING} GiB")
         )
-        rows = (
+        rows: tuple[Row | Graph, ...] = (
             Row((Cell(numbers.percent(share, 1), label="hit", level=level),), (Cell(missed, "/round", "miss"),)),
             graph,
             Row(
@@ -43,4 +43,6 @@ class ExpertCache(Panel):
                 (Cell(evicted, "/s", "evict"),),
             ),
         )
+        if now is not None and now.of_best is not None:
+            rows += (Row((Cell(numbers.percent(now.of_best), "of best"),)),)
         return Reading(Cell(numbers.percent(share), level=level), rows, graph=graph)

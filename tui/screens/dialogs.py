@@ -281,7 +281,7 @@ class DialogActions(ChatBase):
             return
         self._let_go()
         try:
-            self.chat_app.recorder.resume(conversation_id)
+            self.chat_app.resume(conversation_id)
         except QwenChatError as e:
             self.chat_app.say(str(e), "warning")
         self.chat_app.show_problem()
@@ -362,7 +362,7 @@ class DialogActions(ChatBase):
 
         before = app.ui.theme
         palettes, problems = list_themes(app.places.themes if app.places else None)
-        items = [Item(p.name, p.title, p.name, marked=p.name == before) for p in palettes]
+        items = [Item(p.name, p.title, one_line(p.name, 60), marked=p.name == before) for p in palettes]
 
         def source(wanted: str) -> list[Item]:
             return [i for i in items if wanted.casefold() in f"{i.label} {i.id}".casefold()]
@@ -374,15 +374,6 @@ class DialogActions(ChatBase):
         self.app.push_screen(
             Picker("Themes", source, note=note, on_move=lambda i: app.use_theme(i.id), at=before), done
         )
-
-
-def _tail(path: Path | None, most: int = 20_000) -> list[str]:
-    """The last lines of the file that holds what libraries printed."""
-    try:
-        raw = path.read_bytes()[-most:] if path is not None else b""
-    except OSError:
-        return []
-    return [one_line(line, 1000) for line in raw.decode("utf-8", "replace").splitlines()]
 
 
 def _ago(seconds: float) -> str:

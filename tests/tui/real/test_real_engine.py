@@ -58,7 +58,13 @@ def test_the_numbers_on_the_screen_are_those_of_the_trace(chat, tmp_path):
         assert re.search(rf"{i + 1} [█▏▎▍▌▋▊▉]* ?{percent(sum(s.accepted > i for s in made), len(made))}", shown), shown
     zero = sum(not s.accepted for s in rounds)
     assert f"zero {percent(zero, len(rounds))} of rounds" in shown
-    assert "ctx" in shown
+    # Of the cache a trace holds what was asked for: what the screen says of hits and of misses must add up to it.
+    routes = read_trace(tmp_path / "trace").routes
+    asked = sum(len({e for row in r.rows for e in row}) for r in routes if r.pool == "trunk")
+    hit = float(re.search(r"hit ([\d.]+)%", shown)[1]) / 100
+    missed = float(re.search(r"miss ([\d.]+)/round", shown)[1])
+    steps = len(first) + len(second) - 2  # the first token of each comes out of the prompt
+    assert abs(missed * steps - (1 - hit) * asked) <= 0.5 * steps + 0.0005 * asked
 
 
 def test_ctrl_t_takes_effect_from_exactly_the_token_that_the_status_line_names(chat, tmp_path):
