@@ -147,6 +147,7 @@ class QwenChatApp(App[int], inherit_bindings=False):
         if self._theme_problem:
             self.say(self._theme_problem, "warning")
         self.use_keys()
+        self.app_resume_signal.subscribe(self, self._back)
         self._drain_timer = self.set_interval(DRAIN_S, self.drain, pause=True)
         if self._resume is not None:
             try:
@@ -344,6 +345,10 @@ class QwenChatApp(App[int], inherit_bindings=False):
         from .panels.base import View
 
         return View(self.state, self.clock(), self.ui.ascii, self.limits)
+
+    def _back(self, _app: App[int]) -> None:
+        """The terminal was another program's: nothing of what was painted is there any more."""
+        self.refresh(repaint=True, layout=True)
 
     def draw_pages(self) -> None:
         """Bring a page of panels on top up to date."""

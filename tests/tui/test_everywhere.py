@@ -78,3 +78,54 @@ async def test_a_model_opened_later_drafts_as_was_asked_last(stage: Any, again: 
         await s.press("ctrl+t")
         await s.ask(again, 0)
         assert s.app.engine_config.mtp == "fixed"
+
+
+async def test_the_badge_names_the_key_that_follows_again(stage: Any) -> None:
+    script = FakeScript(replies=(FakeReply("line\n\n" * 200),), step_s=0.01)
+    async with stage(script, size=(80, 24), ui_config=UiConfig(keys={"follow": "f9,ctrl+end"})) as s:
+        await s.ask("go", 0.5)
+        await s.press("pageup", "pageup")
+        await s.advance(0.5)
+        assert "F9 to follow" in s.screen_text
+        await s.press("f9")
+        assert s.chat.transcript.following
+
+
+async def test_keys_given_to_messages_act_there_and_freed_ones_are_typed(stage: Any) -> None:
+    async with stage(ui_config=UiConfig(keys={"copy": "x,?"})) as s:
+        await s.ask("hi")
+        for key in ("x", "question_mark"):
+            await s.press("tab", key)
+            assert s.chat.transcript.has_focus
+            assert "copied" in s.app.log_lines[-1].lower()
+            s.app.log_lines.clear()
+            s.app.log_lines.append("")
+            await s.press("escape")
+        await s.press("tab", "y")
+        assert s.chat.composer.text == "y"
+
+
+async def test_f2_changes_what_is_shown_at_every_width(stage: Any) -> None:
+    for width in (120, 80):
+        async with stage(size=(width, 24)) as s:
+            await s.ask("hi")
+            seen = [s.screen_text]
+            for _ in range(3 if width > 100 else 2):
+                await s.press("f2")
+                assert s.screen_text != seen[-1]
+                seen.append(s.screen_text)
+            assert s.app.metrics == "full"
+
+
+async def test_a_misspelt_theme_is_named_and_changes_nothing(stage: Any) -> None:
+    async with stage(ui_config=UiConfig(theme="paper")) as s:
+        await s.ask("/theme papr", 0)
+        assert s.app.theme == "paper"
+        assert "did you mean 'paper'?" in s.app.log_lines[-1]
+
+
+async def test_a_key_given_twice_is_named_with_the_action_that_has_it(stage: Any) -> None:
+    async with stage(ui_config=UiConfig(keys={"help": "ctrl+q"})) as s:
+        assert "ctrl+q is given to both quit and help; the first one has it." in s.app.log_lines[-1]
+        await s.press("ctrl+q")
+        assert s.app.return_value == 0

@@ -13,6 +13,7 @@ from qwen_chat_mlx.engine.errors import CheckpointError, RequestError
 from qwen_chat_mlx.engine.fake import FakeReply, FakeScript
 from qwen_chat_mlx.tui.config import UiConfig
 from qwen_chat_mlx.tui.places import Places
+from qwen_chat_mlx.tui.themes import SHIPPED
 
 EVIL = "\x1b]52;c;eA==\x07\x1b]0;title\x07\x1b[2J\x1bc\x9b2J\x9d0;x\x9c\x00\x7f\u202e\u2066 [/] [/tmp/x] [link='x [@click=app.quit]go[/] a[b]c"
 FENCE = f"```[/] {EVIL}\n{EVIL}\n```\n\n# {EVIL}\n\n- {EVIL}\n\n| {EVIL} | b |\n|--|--|\n| {EVIL} | 2 |\n\n[{EVIL}](http://x/{EVIL})\n\n&#x202e;&#27;"
@@ -47,6 +48,8 @@ async def test_failures_and_names_from_the_engine(stage: Any) -> None:
     async with stage(FakeScript(model=model, replies=(failing,), load=((EVIL, 3, EVIL[:3]),)), ready=False) as s:
         harmless(s)
         await s.advance(10)
+        assert "[@click=app.quit]go[/]" in s.text
+        harmless(s)
         await s.ask("go")
         harmless(s)
         await s.press("f12")
@@ -82,9 +85,10 @@ async def test_pastes_notes_config_values_and_themes(stage: Any) -> None:
 
     places = Places.of()
     places.themes.mkdir(parents=True)
-    (places.themes / "evil.toml").write_text(
-        f'title = "{EVIL.encode("unicode_escape").decode().replace(chr(92) + "x", "")}"\n'
-    )
+    whole = (SHIPPED / "paper.toml").read_text()
+    title = "".join(f"\\u{ord(c):04x}" for c in EVIL)
+    (places.themes / "evil.toml").write_text(re.sub("^title = .*$", lambda _: f'title = "{title}"', whole, flags=re.M))
+    (places.themes / f"named{EVIL.translate({0: None, ord('/'): None})}.toml").write_text(re.sub("^title = .*\n", "", whole, flags=re.M))
     async with stage(FakeScript(), places=places, ui_config=UiConfig(theme="[/] nothing", system=EVIL)) as s:
         harmless(s)
         s.app.post_message(events.Paste(EVIL))
@@ -95,9 +99,14 @@ async def test_pastes_notes_config_values_and_themes(stage: Any) -> None:
         harmless(s)
         s.chat.composer.put("")
         await s.ask("/theme", 0)
+        await s.press("2", "J")
+        assert len(s.app.screen.rows.items) == 2
         harmless(s)
         await s.press("escape", "f7")
+        s.app.post_message(events.Paste(EVIL))
+        await s.pilot.pause()
         harmless(s)
+        assert "[@click=app.quit]go[/]" in s.app.screen.query_one("#system").text
 
 
 async def test_names_of_files(stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
