@@ -141,7 +141,8 @@ class EngineFailed:
 
 @dataclass(frozen=True, slots=True)
 class StatsTaken:
-    """Counters since the model was opened; sent at 4 Hz while something runs and once at the end."""
+    """Counters since the model was opened; sent at 4 Hz while something runs and once at the end. The first one comes before
+    any weight is read, and says what memory is planned for."""
 
     stats: EngineStats
     at_s: float

@@ -28,7 +28,7 @@ from .events import (
 )
 from .fake_numbers import FakeCounters
 from .fake_script import FakeDisk, FakeReply, FakeScript, pieces, token_id
-from .stats import minus
+from .stats import EngineStats, MemoryStats, minus
 from .types import FinishReason, GenerationRequest, MtpMode, MtpState, TextKind
 
 __all__ = ["FakeDisk", "FakeEngine", "FakeReply", "FakeScript", "pieces"]
@@ -202,6 +202,9 @@ class FakeEngine:
 
     def _load(self) -> Iterator[float | None]:
         s, begun = self.script, self.now
+        whole = self._counters.copy()
+        planned = MemoryStats(plan_bytes=whole.memory.plan_bytes, limit_bytes=whole.memory.limit_bytes)
+        self._emit(StatsTaken(EngineStats(mtp=whole.mtp, memory=planned), self.now))
         ticks = 40
         for i in range(ticks):
             phase, total, unit = s.load[min(len(s.load) - 1, i * len(s.load) // ticks)]

@@ -16,10 +16,11 @@ from .config import EngineConfig
 from .contract import Emit
 from .errors import EngineClosedError, QwenChatError
 from .events import EngineFailed, ModelLoading, ModelReady, MtpChanged, StatsTaken, TurnFinished
-from .stats import EngineStats
+from .stats import EngineStats, MemoryStats, MtpStats
 from .types import GenerationRequest, MtpMode
 
 if TYPE_CHECKING:
+    from .loader import Survey
     from .session import Session
     from .tokenizer import Tokenizer
 
@@ -105,6 +106,7 @@ class EngineWorker:
         surveyed = survey(self._config)
         index = surveyed.index
         tokenizer = Tokenizer.load(index.folder, index.config, index.generation_config)  # before minutes of weights
+        self._emit(StatsTaken(_planned(self._config, surveyed), time.monotonic()))
         session = Session.open(self._config, self._loading, surveyed)
         try:
             session.meter.cancel = self._should_stop
@@ -191,6 +193,15 @@ class EngineWorker:
 def _unexpected(e: Exception) -> QwenChatError:
     said = " ".join(str(e).split())[:300]
     return QwenChatError(f"Something unexpected went wrong ({type(e).__name__}: {said}).", "Please report it.")
+
+
+def _planned(config: EngineConfig, surveyed: Survey) -> EngineStats:
+    """What is known before any weight is read."""
+    plan = surveyed.plan
+    return EngineStats(
+        mtp=MtpStats(limit=config.zero_acceptance_limit),
+        memory=MemoryStats(plan_bytes=plan.total_bytes, limit_bytes=plan.limit_bytes),
+    )
 
 
 def _ready(session: Session, tokenizer: Tokenizer) -> ModelReady:

@@ -33,7 +33,7 @@ from .screens.chat import ChatScreen
 from .state import ChatState
 from .terminal import interpreter
 from .terminal.clipboard import copy
-from .terminal.instances import Instances, warning
+from .terminal.instances import Instances
 from .text.layout import warm_up
 from .text.sanitise import clean, one_line
 from .themes import FALLBACK, choose, textual_theme
@@ -319,12 +319,13 @@ class QwenChatApp(App[int], inherit_bindings=False):
 
     def _mind_others(self) -> None:
         """Once per plan: warn when this chat and the others on the machine want more memory than it has."""
-        memory = self.state.stats.memory if self.state.stats is not None else None
-        if self.instances is None or memory is None or memory.plan_bytes == self._planned:
+        s = self.state
+        memory = s.stats.memory if s.stats is not None and s.phase != "failed" else None
+        plan = memory.plan_bytes if memory is not None else 0
+        if self.instances is None or plan == self._planned:
             return
-        self._planned = memory.plan_bytes
-        self.instances.claim(memory.plan_bytes)
-        problem = warning(memory.plan_bytes, self.instances.others(), memory.limit_bytes)
+        self._planned = plan
+        problem = self.instances.plan(plan, memory.limit_bytes if memory is not None else 0)
         if problem:
             self.say(problem, "warning")
 

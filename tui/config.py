@@ -12,9 +12,22 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.config import EngineConfig, Setting, boolean, check, number, one_of, optional, setting, settings_of, text
+from ..engine.config import (
+    EngineConfig,
+    Setting,
+    boolean,
+    check,
+    number,
+    one_of,
+    optional,
+    setting,
+    settings_of,
+    text,
+    text_or_path,
+)
 from ..engine.errors import ConfigError, nearest
 from .config_text import line_of, parse_scalar, read_toml
+from .text.key_names import key_name
 from .places import Places, recall
 
 __all__ = ["Live", "Loaded", "UiConfig", "all_settings", "load"]
@@ -34,7 +47,10 @@ def keymap(value: Any) -> dict[str, str]:
         listed = keys.split(",") if isinstance(keys, str) else keys
         if not isinstance(listed, (list, tuple)) or not all(isinstance(k, str) for k in listed):
             raise ValueError(f"{accepted}; {action!r} has {keys!r}")
-        found[action] = ",".join(k.strip() for k in listed if k.strip())
+        try:
+            found[action] = ",".join(key_name(k.strip()) for k in listed if k.strip())
+        except ValueError as e:
+            raise ValueError(f"{accepted}; for {action!r} {e}") from None
     return found
 
 
@@ -193,7 +209,7 @@ class _Gather:
             try:
                 return self.put(s, inner, meant, origin)
             except ConfigError:
-                if not isinstance(meant, str) and s.parse is not text:
+                if not isinstance(meant, str) and s.parse not in (text, text_or_path):
                     raise
         self.put(s, inner, written, origin)
         return None

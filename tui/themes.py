@@ -18,7 +18,17 @@ from .text.sanitise import one_line
 if TYPE_CHECKING:
     from textual.theme import Theme
 
-__all__ = ["FALLBACK", "Palette", "choose", "contrast", "list_themes", "read_theme", "textual_theme", "unknown_theme", "weak_pairs"]
+__all__ = [
+    "FALLBACK",
+    "Palette",
+    "choose",
+    "contrast",
+    "list_themes",
+    "read_theme",
+    "textual_theme",
+    "unknown_theme",
+    "weak_pairs",
+]
 
 FALLBACK = "ink"
 SHIPPED = Path(__file__).resolve().parent.parent / "themes"

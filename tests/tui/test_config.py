@@ -97,6 +97,9 @@ def test_a_home_folder_in_a_path_is_expanded(env):
         ("[model]\npath = '''x\n", 3, ["TOML"]),
         (b"[model]\n\npath = '\xff'\n", 3, ["UTF-8"]),
         ("[keys]\nstop = 5\n", 2, ["keys", "5"]),
+        ("[keys]\nstop = 'contrl+z'\n", 2, ["'stop'", "'contrl+z'", "'ctrl'"]),
+        ("[keys]\nstop = ['f1', 'pgup']\n", 2, ["'stop'", "'pgup'", "'pageup'"]),
+        ("[keys]\nstop = 'ctrl+'\n", 2, ["'stop'", "'ctrl+'", "f1 to f24"]),
         ("[panels]\nacceptance_percent = [50, 20]\n", 2, ["ascending"]),
         ("[panels]\nacceptance_percent = [20]\n", 2, ["ascending"]),
         ("[panels]\norder = 'mtp'\n", 2, ["list"]),
@@ -218,6 +221,15 @@ def test_the_line_of_a_key_is_where_its_value_starts():
         11,
         None,
     ]
+
+
+def test_every_key_that_is_bound_by_default_may_be_written_and_in_any_case():
+    from qwen_chat_mlx.tui.keys import DEFAULT_KEYS
+
+    assert UiConfig(keys=DEFAULT_KEYS).keys == DEFAULT_KEYS
+    assert UiConfig(keys={"help": "F9, CTRL+A,?,A,question_mark,shift+F2,alt+Minus"}).keys == {
+        "help": "f9,ctrl+a,?,A,question_mark,shift+f2,alt+minus"
+    }
 
 
 def test_a_changed_file_brings_theme_and_keys_and_a_broken_one_leaves_the_last_good_ones(tmp_path, env):

@@ -88,7 +88,9 @@ async def test_pastes_notes_config_values_and_themes(stage: Any) -> None:
     whole = (SHIPPED / "paper.toml").read_text()
     title = "".join(f"\\u{ord(c):04x}" for c in EVIL)
     (places.themes / "evil.toml").write_text(re.sub("^title = .*$", lambda _: f'title = "{title}"', whole, flags=re.M))
-    (places.themes / f"named{EVIL.translate({0: None, ord('/'): None})}.toml").write_text(re.sub("^title = .*\n", "", whole, flags=re.M))
+    (places.themes / f"named{EVIL.translate({0: None, ord('/'): None})}.toml").write_text(
+        re.sub("^title = .*\n", "", whole, flags=re.M)
+    )
     async with stage(FakeScript(), places=places, ui_config=UiConfig(theme="[/] nothing", system=EVIL)) as s:
         harmless(s)
         s.app.post_message(events.Paste(EVIL))

@@ -21,6 +21,7 @@ from ..config import Loaded
 from ..config_text import parse_scalar
 from ..conversation_records import made_as
 from ..conversations import Conversation, Store
+from ..terminal.instances import Instances
 from ..text import numbers
 from ..text.sanitise import clean, one_line
 from ._flags import tell_of_theme, typed
@@ -61,6 +62,7 @@ def converse(args: argparse.Namespace, loaded: Loaded) -> int:
             chat.run(prompt)
         finally:
             chat.conversation.close()
+            chat.instances.release()
     return 0
 
 
@@ -73,6 +75,7 @@ class PlainChat:
         self, loaded: Loaded, store: Store, conversation: Conversation, talk: Talk, temporary: bool
     ) -> None:  # fmt: skip
         self.conversation = conversation
+        self.instances = Instances(loaded.places.running)
         self._loaded, self._store, self._talk, self._temporary = loaded, store, talk, temporary
         self._system, self._think, self._drafting = loaded.ui.system, loaded.ui.think, loaded.engine.mtp
         self._changes: dict[str, Any] = {}
@@ -165,6 +168,11 @@ class PlainChat:
             if isinstance(event, ev.ModelLoading) and time.monotonic() - shown > PROGRESS_EVERY_S:
                 shown = time.monotonic()
                 self._say(f"Still {event.phase}: {event.done:,} of {event.total:,} {event.unit}.")
+            if isinstance(event, ev.StatsTaken):
+                memory = event.stats.memory
+                problem = self.instances.plan(memory.plan_bytes, memory.limit_bytes)
+                if problem:
+                    self._say(problem)
             if isinstance(event, ev.ModelReady):
                 self._model = event
                 self._say(f"{event.name} is ready after {numbers.duration(event.load_s)}; /help lists the commands.")

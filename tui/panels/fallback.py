@@ -13,14 +13,13 @@ class Fallback(Panel):
 
     def read(self, view: View) -> Reading:
         mtp = view.state.mtp
-        if mtp is None:
+        stats = view.stats
+        if mtp is None or stats is None:
             return Reading(Cell(numbers.NOTHING), absent="waiting for the model")
         if mtp.state == "UNAVAILABLE":
             return Reading(Cell("n/a", level="muted"), absent="n/a without an MTP layer")
-        stats = view.stats
-        limit = stats.mtp.limit if stats else 32
-        streak = stats.mtp.streak if stats and view.state.running is not None else 0
-        tripped = stats.drafts.fallbacks if stats else 0
+        limit, tripped = stats.mtp.limit, stats.drafts.fallbacks
+        streak = stats.mtp.streak if view.state.running is not None else 0
         times = Cell(
             f"{tripped}×" if not view.ascii else f"{tripped}x", label="tripped", level="" if tripped else "muted"
         )

@@ -24,6 +24,14 @@ class Instances:
         self._own: Path | None = None
         self._fd: int | None = None
 
+    def plan(self, n_bytes: int, limit_bytes: int) -> str:
+        """Claim the bytes of a plan, or none, and return what to tell the user: empty where all chats together fit."""
+        if not n_bytes:
+            self.release()
+            return ""
+        self.claim(n_bytes)
+        return warning(n_bytes, self.others(), limit_bytes)
+
     def claim(self, n_bytes: int) -> None:
         """Say that this process plans to use `n_bytes`; calling it again changes the number."""
         with contextlib.suppress(OSError):

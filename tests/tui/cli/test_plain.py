@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from qwen_chat_mlx.engine.session import Session
 from qwen_chat_mlx.tui.cli import main
 from qwen_chat_mlx.tui.conversations import Store
+from qwen_chat_mlx.tui.terminal.instances import Instances
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fake_command.py"))]
 TINY = Path(__file__).parents[2] / "engine" / "fixtures" / "fp8-1"
@@ -226,3 +228,14 @@ def test_what_cannot_be_saved_is_said_once_and_the_talk_goes_on(tmp_path, monkey
     assert done.stdout.count(b"Not saved: ") == 1
     assert b"model> First answer." in done.stdout
     assert b"model> Second\nanswer." in done.stdout
+
+
+def test_another_chat_that_takes_too_much_memory_is_named_before_the_model_is_read(home):
+    home.mkdir(exist_ok=True)
+    other = Instances(home / "running")
+    other.claim(1 << 60)
+    (home / "running" / f"{os.getpid()}.bytes").rename(home / "running" / "1.bytes")
+    _, out, _ = talk(home, "one")
+    assert out.index("Another qwen-chat runs") < out.index("is ready after")
+    assert [p.name for p in (home / "running").iterdir()] == ["1.bytes"]
+    os.close(other._fd)
