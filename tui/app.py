@@ -26,7 +26,7 @@ from ..engine.contract import Emit, Engine
 from ..engine.errors import QwenChatError
 from . import textual_fixes
 from .config import Live, UiConfig
-from .keys import ACTIONS, clashes, key_label, keymap
+from .keys import ACTIONS, clashes, keymap, way
 from .places import Places, recall, remember
 from .recorder import Recorder
 from .screens.chat import ChatScreen
@@ -406,8 +406,8 @@ class QwenChatApp(App[int], inherit_bindings=False):
             self.chat.show_all()
 
     def key(self, action: str) -> str:
-        """How the key of an action is written for people; empty when it has none."""
-        return key_label(self.keys[action], self.ui.ascii)
+        """How an action is called up, for people: its key, else its command, else nothing."""
+        return way(action, self.keys, self.ui.ascii)
 
     def handle_bindings_clash(self, clashed_bindings: set[Any], node: Any) -> None:
         """Named once at the start, and not at every key press as Textual would."""

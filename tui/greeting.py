@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from textual.content import Content
 
 from .state import ChatState
@@ -19,11 +21,11 @@ EXAMPLES = (
 """What the built-in demo model was trained to answer."""
 _MUTED = "$text-muted"
 _DEMO = "This is a tiny demo model: it knows a few hundred facts and this program, and little else. Try"
-_REAL = 'F6 opens another model and says how to get the real one; qwen-chat --model "folder or org/name" starts on it.'
+_REAL = 'opens another model and says how to get the real one; qwen-chat --model "folder or org/name" starts on it.'
 
 
-def greeting(state: ChatState, width: int) -> list[Line]:
-    """The rows that stand in for a chat without a turn, at most `width` cells wide."""
+def greeting(state: ChatState, width: int, way: Callable[[str], str]) -> list[Line]:
+    """The rows that stand in for a chat without a turn, at most `width` cells wide. `way` says how an action is called up."""
     if state.phase == "failed" and state.failure is not None:
         lines = plain_lines("The model could not be loaded.", width, "bold $text-error")
         lines += plain_lines(state.failure.message, width)
@@ -39,8 +41,8 @@ def greeting(state: ChatState, width: int) -> list[Line]:
             for example in EXAMPLES:
                 first, *rest = plain_lines(example, width - 4, "italic")
                 lines += [Line(Content("  · ") + first.content), *(Line(Content("    ") + r.content) for r in rest)]
-            lines += [BLANK, *plain_lines(_REAL, width, _MUTED)]
+            lines += [BLANK, *plain_lines(f"{way('models')} {_REAL}", width, _MUTED)]
         for note in state.model.notes:
             lines += plain_lines(note, width, _MUTED)
-    lines += plain_lines("/ lists the commands, F1 explains the keys and the panels.", width, _MUTED)
+    lines += plain_lines(f"/ lists the commands, {way('help')} explains the keys and the panels.", width, _MUTED)
     return lines

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ACTIONS", "BY_ID", "DEFAULT_KEYS", "Action", "Scope", "clashes", "key_label", "keymap"]
+__all__ = ["ACTIONS", "BY_ID", "DEFAULT_KEYS", "Action", "Scope", "clashes", "key_label", "keymap", "way"]
 
 Scope = Literal["always", "app", "composer", "transcript"]
 """Always: on every page and in every dialog. App: on the chat, whatever has the focus."""
@@ -88,6 +88,11 @@ def key_label(keys: str, ascii_only: bool = False) -> str:
     return "+".join([*mods, name])
 
 
+def way(action: str, keys: Mapping[str, str], ascii_only: bool = False) -> str:
+    """How an action is called up, for people: its key, else its command, else nothing."""
+    return key_label(keys[action], ascii_only) or BY_ID[action].slash
+
+
 def keymap(own: Mapping[str, str]) -> dict[str, str]:
     """id -> keys, the user's over the defaults; unknown ids are left out (the config names them as errors)."""
     return {a.id: own.get(a.id, a.keys) for a in ACTIONS}
@@ -99,7 +104,9 @@ DEFAULT_KEYS: dict[str, str] = keymap({})
 def clashes(keys: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """(key, id, id) for every key that two actions of the same or an overlapping scope claim; the first one has it."""
     found: list[tuple[str, str, str]] = []
-    asked = sorted(ACTIONS, key=lambda a: 0 if a.scope == "always" else 1 if a.priority else 3 if a.scope == "app" else 2)
+    asked = sorted(
+        ACTIONS, key=lambda a: 0 if a.scope == "always" else 1 if a.priority else 3 if a.scope == "app" else 2
+    )
     for i, a in enumerate(asked):
         for b in asked[i + 1 :]:
             if a.scope == b.scope or not {"always", "app"}.isdisjoint((a.scope, b.scope)):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.fake import FakeReply, FakeScript
-from qwen_chat_mlx.tui.config import UiConfig
+from qwen_chat_mlx.tui.config import Live, UiConfig, load
 
 LONG = FakeScript(replies=(FakeReply("word " * 400),), step_s=0.01)
 
@@ -129,3 +131,30 @@ async def test_a_key_given_twice_is_named_with_the_action_that_has_it(stage: Any
         assert "ctrl+q is given to both quit and help; the first one has it." in s.app.log_lines[-1]
         await s.press("ctrl+q")
         assert s.app.return_value == 0
+
+
+async def test_hints_name_the_keys_in_force_and_commands_where_there_are_none(stage: Any) -> None:
+    model = replace(LONG.model, is_demo=True)
+    keys = {"stop": "f9", "models": "", "help": "f5", "send": "enter,f10"}
+    async with stage(replace(LONG, model=model), ui_config=UiConfig(keys=keys)) as s:
+        assert "/model opens another model" in s.text
+        assert "F5 explains" in s.text
+        await s.ask("go", 0.2)
+        assert "F9 stop" in s.status
+        await s.press("tab", "e")
+        assert "F9 stops it first" in s.app.log_lines[-1]
+        await s.press("f9")
+        await s.finish()
+        assert s.app.state.turns[-1].status == "stopped"
+
+
+async def test_a_changed_config_is_checked_for_keys_given_twice(stage: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    async with stage(live=Live(load(file=path), lambda: load(file=path))) as s:
+        path.write_text('[keys]\nhelp = "f7"\n')
+        s.app.poll_config()
+        assert "f7 is given to both" in s.app.log_lines[-1]
+        path.write_text('[keys]\nhelp = "F77"\n')
+        s.app.poll_config()
+        assert "there is no key 'F77': did you mean 'f" in s.app.log_lines[-1]

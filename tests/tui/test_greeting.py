@@ -8,11 +8,16 @@ import pytest
 
 from qwen_chat_mlx.engine.fake import FakeScript
 from qwen_chat_mlx.tui.greeting import EXAMPLES, greeting
+from qwen_chat_mlx.tui.keys import DEFAULT_KEYS, way
 from qwen_chat_mlx.tui.state import ChatState, Failure
 
 
+def usual(action: str) -> str:
+    return way(action, DEFAULT_KEYS)
+
+
 def shown(state: ChatState, width: int = 80) -> str:
-    return "\n".join(line.content.plain for line in greeting(state, width))
+    return "\n".join(line.content.plain for line in greeting(state, width, usual))
 
 
 def ready(**model: object) -> ChatState:
@@ -39,7 +44,7 @@ def test_another_model_is_greeted_with_its_notes_only() -> None:
 
 @pytest.mark.parametrize("width", [10, 24, 40, 100])
 def test_no_row_is_wider_than_the_transcript(width: int) -> None:
-    assert all(line.content.cell_length <= width for line in greeting(ready(is_demo=True), width))
+    assert all(line.content.cell_length <= width for line in greeting(ready(is_demo=True), width, usual))
 
 
 def test_loading_and_failure_have_words_of_their_own() -> None:

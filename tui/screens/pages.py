@@ -27,7 +27,7 @@ WORDS = (
         "FALLBACK",
         "the limit of rounds in a row without an accepted draft was reached; plain steps to the end of the reply",
     ),
-    ("OFF (you)", "switched off with Ctrl+T or /mtp off, until you switch it on again"),
+    ("OFF (you)", "switched off by you, until you switch it on again"),
     ("hit", "share of routed experts that were in memory already"),
     ("of best", "those hits over the most that knowing the future would give, of the latest stretch that was looked back at"),
     ("stall", "share of the time spent waiting for the SSD"),

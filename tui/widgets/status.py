@@ -57,12 +57,12 @@ def header(state: ChatState, wide: bool, narrow: bool, ascii_only: bool) -> tupl
     return Content.assemble(*left, (dot, MUTED), (title, "bold")), meter(state, wide, ascii_only)
 
 
-def status(state: ChatState, now: float, narrow: bool, ascii_only: bool) -> tuple[Content, Content]:
-    """What is going on, and the settings in force."""
-    return _doing(state, now, narrow, ascii_only), Content("") if narrow else _settings(state, ascii_only)
+def status(state: ChatState, now: float, narrow: bool, ascii_only: bool, stop: str) -> tuple[Content, Content]:
+    """What is going on, and the settings in force. `stop` is the key that stops a reply."""
+    return _doing(state, now, narrow, ascii_only, stop), Content("") if narrow else _settings(state, ascii_only)
 
 
-def _doing(state: ChatState, now: float, narrow: bool, ascii_only: bool) -> Content:
+def _doing(state: ChatState, now: float, narrow: bool, ascii_only: bool, stop: str) -> Content:
     spin: tuple[str, str] = (f"{spinner(now, ascii_only)} ", "$text-primary")
     dot = " - " if ascii_only else " · "
     if state.phase == "failed":
@@ -96,8 +96,8 @@ def _doing(state: ChatState, now: float, narrow: bool, ascii_only: bool) -> Cont
     else:
         word = "" if narrow else "thinking " if turn.status == "thinking" else "answering "
         parts.append((f"{word}{elapsed}{dot}{turn.tokens:,} tok", ""))
-    if not narrow:
-        parts.append((f"{dot}esc stop", MUTED))
+    if stop and not narrow:
+        parts.append((f"{dot}{stop} stop", MUTED))
     for said in (state.mtp_notice, state.notice):
         if said:
             parts.append((dot + said, "$text-accent"))

@@ -21,7 +21,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
 
-from ..keys import ACTIONS, DEFAULT_KEYS, key_label
+from ..keys import ACTIONS, DEFAULT_KEYS, way
 from ..state import ChatState, Turn
 from ..text.glyphs import plain
 from ..text.layout import Line
@@ -236,9 +236,8 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         base = self.visual_style
         if self.missed and y == self.scrollable_content_region.height - 1:
             noun = "line" if self.missed == 1 else "lines"
-            key = key_label(self._keys["follow"], self.ascii)
-            follow = f" · {key} to follow" if key else ""
-            badge = Content.styled(f" ↓ {self.missed:,} new {noun}{follow} ", "reverse $text-primary")
+            follow = way("follow", self._keys, self.ascii)
+            badge = Content.styled(f" ↓ {self.missed:,} new {noun} · {follow} to follow ", "reverse $text-primary")
             return self._strip(badge.pad_left(max(0, (self.column - badge.cell_length) // 2)), base, width)
         line, _ = self.line_at(at)
         if line is None:
