@@ -36,7 +36,8 @@ class Attachment:
 
 
 def attachments(text: str) -> list[Attachment]:
-    """What the text refers to: every `@word` that names a file. Other words with an @ are just words."""
+    """What the text refers to: every `@word` that names a file. Other words with an @ are just words, and so are those
+    whose file stands below already."""
     found = []
     for m in _TOKEN.finditer(text):
         name = m[1].strip('"')
@@ -47,7 +48,8 @@ def attachments(text: str) -> list[Attachment]:
                 problem = (
                     "" if n <= MOST_BYTES else f"{one_line(name, 80)} has {size(n)}; {size(MOST_BYTES)} is the most."
                 )
-                found.append(Attachment(m[0], path, n, problem))
+                if f"{_heading(path)}```" not in text:
+                    found.append(Attachment(m[0], path, n, problem))
             elif path.is_dir():
                 found.append(Attachment(m[0], path, 0, f"{one_line(name, 80)} is a folder; name a file in it."))
         except (OSError, ValueError):
@@ -60,10 +62,17 @@ def rough_tokens(n_bytes: int) -> int:
     return n_bytes // 4
 
 
-def expand(text: str) -> tuple[str, str]:
-    """(the prompt with the files' text below it, a problem or ""). With a problem nothing may be sent."""
+def _heading(path: Path) -> str:
+    return f"\n\n{one_line(path, 300)}:\n"
+
+
+def expand(text: str, written: str | None = None) -> tuple[str, str]:
+    """(the prompt with the files' text below it, a problem or ""). With a problem nothing may be sent.
+
+    `written` is the part of the text whose `@path`s count, where that is not all of it.
+    """
     parts = [text]
-    for a in attachments(text):
+    for a in attachments(text if written is None else written):
         if a.problem:
             return text, a.problem
         try:
@@ -75,9 +84,7 @@ def expand(text: str) -> tuple[str, str]:
             return text, f"{one_line(a.path, 80)} is not a text file in UTF-8."
         ticks = "`" * max(3, 1 + max((len(m) for m in re.findall(r"`{3,}", body)), default=2))
         ext = a.path.suffix.lstrip(".").lower()
-        parts.append(
-            f"\n\n{one_line(a.path, 300)}:\n{ticks}{_LANGUAGES.get(ext, ext)}\n{clean(body).rstrip()}\n{ticks}"
-        )
+        parts.append(f"{_heading(a.path)}{ticks}{_LANGUAGES.get(ext, ext)}\n{clean(body).rstrip()}\n{ticks}")
     return "".join(parts), ""
 
 

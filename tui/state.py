@@ -65,9 +65,9 @@ class Tick:
     label: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Turn:
-    """One turn; an assistant's grows while its reply runs."""
+    """One turn; an assistant's grows while its reply runs. Two with the same words are still two."""
 
     role: Role
     text: str = ""

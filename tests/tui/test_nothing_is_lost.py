@@ -63,7 +63,9 @@ async def test_a_prompt_given_with_a_conversation_is_sent_in_it(stage: Any) -> N
 
 
 @pytest.mark.parametrize("how", ["new", "resume"])
-async def test_a_prompt_queued_while_loading_is_back_in_the_composer_after_a_change_of_chat(stage: Any, how: str) -> None:
+async def test_a_prompt_queued_while_loading_is_back_in_the_composer_after_a_change_of_chat(
+    stage: Any, how: str
+) -> None:
     async with stage(script("one"), places=Places.of()) as s:
         await s.ask("hello")
         first = s.app.recorder.conversation.id
@@ -194,3 +196,144 @@ async def test_a_new_chat_begins_with_the_settings_of_the_config(stage: Any) -> 
         await s.press("ctrl+n")
         state = s.app.state
         assert (state.system, state.think, state.sampling) == ("Be kind.", True, {})
+
+
+# ---- editing a prompt
+
+
+async def test_editing_acts_on_the_focused_turn_though_another_one_is_equal(stage: Any) -> None:
+    async with stage(script("a", "b", "c", "d")) as s:
+        for text in ("go on", "middle", "go on"):
+            await s.ask(text)
+        s.chat.transcript.focus()
+        await settle(s)
+        s.chat.transcript.focus_turn(4)
+        await s.press("e")
+        assert s.chat.editing == 4
+        await s.press("escape", "tab")
+        s.chat.transcript.focus_turn(5)
+        await s.press("r")
+        await s.finish()
+        assert prompts(s) == ["go on", "middle", "go on"]
+
+
+async def test_the_sign_of_editing_stays_and_clearing_the_prompt_ends_it(stage: Any) -> None:
+    async with stage(script("a", "b", "c", "d")) as s:
+        for text in ("one", "two", "three"):
+            await s.ask(text)
+        s.chat.transcript.focus_turn(0)
+        s.chat.action_edit()
+        await s.press("alt+t")
+        assert "editing “one”" in s.screen_text
+        await s.press("ctrl+c")
+        assert s.chat.editing is None
+        assert "editing" not in s.screen_text
+        await s.ask("four")
+        assert prompts(s) == ["one", "two", "three", "four"]
+
+
+@pytest.mark.parametrize("end", ["escape", "ctrl+c", "enter"])
+async def test_a_draft_is_back_when_editing_ends(stage: Any, end: str) -> None:
+    async with stage(script("a", "b")) as s:
+        await s.ask("first")
+        s.chat.composer.put("a long draft")
+        await s.press("tab", "e")
+        assert s.chat.composer.text == "first"
+        await s.press(end)
+        await s.finish()
+        assert s.chat.composer.text == "a long draft"
+        assert s.chat.editing is None
+        assert prompts(s) == ["first"]
+
+
+async def test_making_a_reply_again_ends_the_editing(stage: Any) -> None:
+    async with stage(script("a", "b", "c", "d")) as s:
+        for text in ("one", "two"):
+            await s.ask(text)
+        s.chat.transcript.focus_turn(0)
+        s.chat.action_edit()
+        await settle(s)
+        s.chat.transcript.focus()
+        await settle(s)
+        s.chat.transcript.focus_turn(3)
+        await s.press("r")
+        await s.finish()
+        await s.ask("three")
+        assert prompts(s) == ["one", "two", "three"]
+
+
+# ---- files and pastes
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("FILE BODY")
+    (tmp_path / "docs").mkdir()
+    return tmp_path
+
+
+async def test_a_file_is_attached_once_however_often_its_prompt_is_sent(stage: Any, files: Path) -> None:
+    async with stage(script("a", "b", "c"), places=Places.of()) as s:
+        await s.ask("see @a.txt please")
+        s.chat.action_edit()
+        assert s.chat.composer.text == "see @a.txt please"
+        await s.press("enter")
+        await s.finish()
+        await s.press("up")
+        assert s.chat.composer.text == "see @a.txt please"
+        await s.press("enter")
+        await s.finish()
+        place = s.app.recorder.conversation.id
+        assert [p.count("FILE BODY") for p in prompts(s)] == [1, 1]
+    async with stage(script("d"), places=Places.of(), resume=place) as s:
+        s.chat.action_edit()
+        await s.press("enter")
+        await s.finish()
+        assert [p.count("FILE BODY") for p in prompts(s)] == [1, 1]
+
+
+async def test_a_queued_prompt_with_a_file_comes_back_as_it_was_typed(stage: Any, files: Path) -> None:
+    async with stage(script(LONG, "b")) as s:
+        await s.ask("go", 0.2)
+        await s.ask("see @a.txt please", 0)
+        assert "FILE BODY" in s.app.state.queued
+        await s.press("escape")
+        await s.finish()
+        assert s.chat.composer.text == "see @a.txt please"
+
+
+@pytest.mark.parametrize("more", ["", "line\n" * 60], ids=["short", "long"])
+async def test_what_is_pasted_attaches_nothing_and_never_keeps_a_prompt_back(
+    stage: Any, files: Path, more: str
+) -> None:
+    async with stage(script("a", "b")) as s:
+        await paste(s, more + "see @a.txt and import @docs")
+        assert "attached" not in s.status
+        await s.press("enter")
+        await s.finish()
+        assert prompts(s) == [more + "see @a.txt and import @docs"]
+        await s.press("up", "enter")
+        await s.finish()
+        assert prompts(s) == [more + "see @a.txt and import @docs"] * 2
+        await s.press("@")
+        await paste(s, "a.txt")
+        assert "1 file attached" in s.status
+        await s.press("enter")
+        await s.finish()
+        assert "FILE BODY" in prompts(s)[-1]
+
+
+async def test_a_paste_that_went_through_the_editor_still_attaches_nothing(
+    stage: Any, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qwen_chat_mlx.tui import editor
+
+    async with stage(script("a", "b")) as s:
+        monkeypatch.setattr(editor, "edit_text", lambda text, _: (f"About @a.txt\n{text}\n" + "more\n" * 60, ""))
+        await paste(s, "line\n" * 60 + "import @docs")
+        await s.press("ctrl+g", "enter")
+        await s.finish()
+        (prompt,) = prompts(s)
+        assert prompt.startswith("About @a.txt\nline")
+        assert prompt.count("FILE BODY") == 1

@@ -34,45 +34,49 @@ class ChatActions(ChatBase):
         if state.phase == "failed":
             app.say("The model is not loaded: /model shows the models, /retry tries again.", "warning")
             return
-        expanded, problem = expand(text)
+        prompt, problem = expand(text, self.composer.written)
         if problem:
             app.say(problem, "warning")
             return
+        self._drafts[clean(prompt)] = self.composer.text
         if state.busy:
-            self._queue(expanded)
-            return
-        if state.context_limit and state.context_used >= state.context_limit and self.editing is None:
-            self._context_full(expanded)
-            return
-        typed = self.composer.take()
-        self.send_text(expanded, typed)
+            self._queue(prompt)
+        elif state.context_limit and state.context_used >= state.context_limit and self.editing is None:
+            self._context_full(prompt)
+        else:
+            self.composer.take()
+            self.send_text(prompt)
 
     _asked_about = ""
-    _sent = ("", "")
-    """The latest prompt as it was sent, and as it was typed."""
     _sent_editing: int | None = None
+    _drafts: dict[str, str]
+    """Prompt as it was sent -> as it stood in the composer."""
 
-    def _queue(self, text: str) -> None:
+    def as_typed(self, prompt: str) -> str:
+        """A prompt as it stood in the composer before its pastes and files were put in."""
+        return self._drafts.get(clean(prompt)) or self.composer.foreign(prompt)
+
+    def _queue(self, prompt: str) -> None:
         state = self.chat_app.state
-        if state.queued is not None:
-            before, state.queued = state.queued, text
-            self.composer.take()
-            self.composer.put(before)
-        else:
-            state.queued = text
-            self.composer.take()
+        before, state.queued = state.queued, prompt
+        self.composer.put(self.as_typed(before) if before is not None else "")
         self.show_all()
 
-    def send_text(self, text: str, typed: str = "") -> None:
-        """`typed` is the prompt as it stood in the composer, where that differs."""
-        self.composer.remember(text)
-        self._sent, self._sent_editing = (text, typed or text), self.editing
+    def send_text(self, prompt: str) -> None:
+        """Send a prompt in place of the one that is being edited, else behind all turns."""
+        self.composer.remember(self.as_typed(prompt))
+        self._sent_editing = self.editing
         if self.editing is not None:
             self.rewind_to(self.editing)
             self.editing = None
-        self.chat_app.start(self.chat_app.state.ask(text))
+            self._bring_back(self._aside)
+        self.chat_app.start(self.chat_app.state.ask(prompt))
         self.transcript.follow()
         self.show_all()
+
+    def _bring_back(self, text: str) -> None:
+        """Put a text before anything that was typed since."""
+        self.composer.put(f"{text}\n{self.composer.text}".strip("\n"))
 
     def give_back(self) -> None:
         """A prompt was refused: it goes back to where it was typed, before anything typed since, and why is said."""
@@ -80,10 +84,10 @@ class ChatActions(ChatBase):
         refused, state.refused = state.refused, None
         if refused is None:
             return
-        sent, typed = self._sent
-        text = typed if clean(sent) == refused.text else refused.text
-        self.composer.put(f"{text}\n{self.composer.expanded}".strip("\n"))
         self.editing = self._sent_editing
+        if self.editing is not None:
+            self._aside = self.composer.take()
+        self._bring_back(self.as_typed(refused.text))
         self.chat_app.say(f"{refused.failure.message} {refused.failure.hint}".strip(), "warning")
         self.show_all()
 
@@ -121,7 +125,7 @@ class ChatActions(ChatBase):
         state = self.chat_app.state
         if state.queued is not None:
             text, state.queued = state.queued, None
-            self.composer.put(f"{self.composer.text}\n{text}".strip("\n"))
+            self.composer.put(f"{self.composer.text}\n{self.as_typed(text)}".strip("\n"))
             self.composer.focus()
             self.show()
 
@@ -151,7 +155,7 @@ class ChatActions(ChatBase):
             self.copy_text(selected, "selection")
             self.clear_selection()
             self.composer.move_cursor(self.composer.cursor_location)
-        elif self.stop_reply():
+        elif self.stop_reply() or self.leave_editing():
             pass
         elif self.composer.text:
             self.composer.put("")
@@ -195,7 +199,7 @@ class ChatActions(ChatBase):
         if problem:
             self.chat_app.say(problem, "warning")
         else:
-            self.composer.put(text.rstrip("\n"))
+            self.composer.put_edited(text.rstrip("\n"))
 
     # ---- moving
 

@@ -14,6 +14,7 @@ from ..attach import attachments, rough_tokens, suggest
 from ..greeting import greeting
 from ..keys import ACTIONS
 from ..text import numbers
+from ..text.sanitise import one_line
 from ..widgets.bar import Bar
 from ..widgets.composer import Composer
 from ..widgets.metrics import MetricsStrip, SidePanel
@@ -43,6 +44,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
 
     def __init__(self) -> None:
         super().__init__()
+        self._drafts = {}
         self._digits_at = 0.0
         self._stage: tuple[object, ...] = ()
         """What the status line says in words; its digits follow at their own pace."""
@@ -163,13 +165,17 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
     def _show_queued(self) -> None:
         state = self.chat_app.state
         bar = self.query_one("#queued", Bar)
-        bar.display = state.queued is not None
+        key, said, hint = self.chat_app.key, [], ""
+        if self.editing is not None:
+            before = one_line(state.turns[self.editing].text, 40)
+            said += [("editing ", "bold $text-accent"), f"“{before}”: what follows it will be left out  "]
+            hint = f"{key('stop')} leaves it"
         if state.queued is not None:
-            first = state.queued.split("\n", 1)[0]
-            more = state.queued.count("\n")
-            said = first + (f" (+{numbers.plural(more, 'line')})" if more else "")
-            edits = Content.styled(f"{self.chat_app.key('send')} edits it", "$text-muted")
-            bar.show(Content.assemble(("queued ", "bold $text-accent"), said), edits)
+            first, more = state.queued.split("\n", 1)[0], state.queued.count("\n")
+            said += [("queued ", "bold $text-accent"), first + (f" (+{numbers.plural(more, 'line')})" if more else "")]
+            hint = f"{key('send')} edits it"
+        bar.display = bool(said)
+        bar.show(Content.assemble(*said), Content.styled(hint, "$text-muted"))
 
     # ---- what widgets report
 
@@ -191,7 +197,8 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
     def _show_attached(self) -> None:
         """Say how much the attached files would add, before they are sent."""
         state = self.chat_app.state
-        found = attachments(self.composer.text) if "@" in self.composer.text else []
+        written = self.composer.written
+        found = attachments(written) if "@" in written else []
         said = ""
         if found:
             problem = next((a.problem for a in found if a.problem), "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..text.sanitise import one_line
 from .base import ChatBase
 
 if TYPE_CHECKING:
@@ -88,17 +87,19 @@ class TurnActions(ChatBase):
         if index < 0:
             self.chat_app.say("There is no prompt to edit yet.")
             return
+        if self.editing is None:
+            self._aside = self.composer.text
         self.editing = index
-        self.composer.put(state.turns[index].text)
-        state.notice = f"editing “{one_line(state.turns[index].text, 24)}”: Enter sends it again, Esc leaves it"
+        self.composer.put(self.as_typed(state.turns[index].text))
         self.composer.focus()
         self.show_all()
 
     def leave_editing(self) -> bool:
+        """Edit nothing any more; the draft of before is back in the composer. False when nothing was edited."""
         if self.editing is None:
             return False
-        self.editing, self.chat_app.state.notice = None, ""
-        self.composer.put("")
+        self.editing = None
+        self.composer.put(self._aside)
         self.show_all()
         return True
 
@@ -114,6 +115,7 @@ class TurnActions(ChatBase):
         if index < 0:
             self.chat_app.say("There is no reply to make again yet.")
             return
+        self.leave_editing()
         self.rewind_to(index + 1)
         self.chat_app.start(state.again(), user=False)
         self._after_start()
@@ -126,6 +128,7 @@ class TurnActions(ChatBase):
         if last is None or last.role != "assistant" or not (last.text or last.thinking) or last.status not in CAN_GO_ON:
             self.chat_app.say("There is no reply to go on with.")
             return
+        self.leave_editing()
         self.chat_app.start(state.ask("", continue_last=True), record=False)
         self._after_start()
 

@@ -13,8 +13,9 @@ from textual import events
 from textual.message import Message
 from textual.widgets import TextArea
 
+from ..attach import attachments
 from ..keys import ACTIONS, DEFAULT_KEYS
-from ..text.numbers import size
+from ..text.numbers import plural, size
 from ..text.sanitise import clean
 from .suggestions import Suggestions, Suggestion
 
@@ -25,6 +26,10 @@ PASTE_LINES, PASTE_CHARS = 50, 10_000
 _TOKEN = re.compile(r"\[pasted [^\]\n]*\]")
 _JOINERS = frozenset((0x200C, 0x200D, *range(0xFE00, 0xFE10), *range(0xE0020, 0xE0080)))
 """Parts of one character on the screen, such as an emoji of two people; Textual takes them for keys without a character."""
+
+
+def _long(text: str) -> bool:
+    return text.count("\n") >= PASTE_LINES or len(text) > PASTE_CHARS
 
 
 class Composer(TextArea):
@@ -51,6 +56,8 @@ class Composer(TextArea):
         self._suggested_for = ""
         self.pastes: dict[str, str] = {}
         """Token as shown -> the text it stands for; kept, because undoing brings tokens back."""
+        self._foreign: set[str] = set()
+        """Tokens of what was written elsewhere; the others stand for long texts that were written here."""
 
     # ---- sending
 
@@ -59,15 +66,27 @@ class Composer(TextArea):
         """The text with its pastes."""
         return self._expand(self.text)
 
+    @property
+    def written(self) -> str:
+        """The text without its pastes, which stay tokens: only here does `@path` stand for a file."""
+        return self._written(self.text)
+
     def put(self, text: str) -> None:
         """Replace what is written, undoable, with the cursor at the end; a long text becomes a token."""
-        self.replace(self._short(clean(text)), (0, 0), self.document.end)
+        text = clean(text)
+        self.replace(self._token(text) if _long(text) else text, (0, 0), self.document.end)
         self.move_cursor(self.document.end)
         self._at = None
 
+    def put_edited(self, text: str) -> None:
+        """Put what an editor made of `expanded`; pastes that it left as they were are tokens again."""
+        for token in _TOKEN.findall(self.written):
+            text = text.replace(self.pastes.get(token, token), token)
+        self.put(text)
+
     def take(self) -> str:
-        """The text with its pastes, leaving the composer empty."""
-        text = self.expanded
+        """The text with its tokens, leaving the composer empty."""
+        text = self.text
         self.put("")
         return text
 
@@ -145,22 +164,31 @@ class Composer(TextArea):
 
     def _on_paste(self, event: events.Paste) -> None:
         event.stop()
-        event.text = self._short(clean(event.text))  # TextArea's own handler follows and puts it in
+        event.text = self.foreign(clean(event.text))  # TextArea's own handler follows and puts it in
+
+    def foreign(self, text: str) -> str:
+        """What stands here for a text that was written elsewhere: itself, unless it is long or an `@` in it names a file."""
+        if not _long(text) and not attachments(text):
+            return text
+        token = self._token(self._expand(text))
+        self._foreign.add(token)
+        return token
 
     def _expand(self, text: str) -> str:
-        return _TOKEN.sub(lambda m: self.pastes.get(m[0], m[0]), text)
+        return _TOKEN.sub(lambda m: self.pastes.get(m[0], m[0]), self._written(text))
 
-    def _short(self, text: str) -> str:
-        """The text, or a token that stands for it when it is too long to edit at speed."""
-        if text.count("\n") < PASTE_LINES and len(text) <= PASTE_CHARS:
-            return text
-        text = self._expand(text)
-        lines = text.count("\n") + 1
-        token = f"[pasted {lines:,} lines, {size(len(text.encode()))}]"
-        n = 1
+    def _written(self, text: str) -> str:
+        return _TOKEN.sub(lambda m: m[0] if m[0] in self._foreign else self.pastes.get(m[0], m[0]), text)
+
+    def _token(self, text: str) -> str:
+        """A short word for a text that is too long to edit at speed."""
+        text, whole = self._written(text), self._expand(text)
+        lines = whole.count("\n") + 1
+        said = f"pasted {plural(lines, 'line')}, {size(len(whole.encode()))}"
+        token, n = f"[{said}]", 1
         while self.pastes.get(token, text) != text:
             n += 1
-            token = f"[pasted {lines:,} lines, {size(len(text.encode()))}, {n}]"
+            token = f"[{said}, {n}]"
         self.pastes[token] = text
         return token
 
