@@ -27,8 +27,8 @@ from ..engine.config import (
 )
 from ..engine.errors import ConfigError, nearest
 from .config_text import line_of, parse_scalar, read_toml
-from .text.key_names import key_name
 from .places import Places, recall
+from .text.key_names import key_name
 
 __all__ = ["Live", "Loaded", "UiConfig", "all_settings", "load"]
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.errors import CheckpointError, RequestError
 from qwen_chat_mlx.engine.fake import FakeReply, FakeScript
+from qwen_chat_mlx.tui.app import QwenChatApp
 from qwen_chat_mlx.tui.config import UiConfig
 from qwen_chat_mlx.tui.places import Places
 from qwen_chat_mlx.tui.themes import SHIPPED
@@ -145,13 +149,28 @@ def test_outside_text_never_meets_markup() -> None:
             )
 
 
-async def test_nothing_connects_from_the_start_to_the_answer(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
+class Refused(socket.socket):
+    def __init__(self, *_a: Any, **_k: Any) -> None:
+        raise AssertionError("a socket was made")
 
-    def refuse(*_a: Any, **_k: Any) -> None:
-        raise AssertionError("a connection was tried")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+async def test_no_socket_is_made_from_the_start_to_the_answer(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "socket", Refused)
     async with stage(FakeScript()) as s:
         await s.ask("go")
         assert s.app.state.turns[-1].status == "done"
+
+
+async def test_no_socket_is_made_with_the_real_engine_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qwen_chat_mlx.engine import open_engine
+
+    model = Path(__file__).parents[1] / "engine" / "fixtures" / "bf16-1"
+    config = EngineConfig(model=str(model), direct_io="off", memory_limit="4 GiB", max_tokens=3)
+    app = QwenChatApp(open_engine, engine_config=config, places=Places.of(), prompt="go")
+    monkeypatch.setattr(socket, "socket", Refused)
+    async with app.run_test() as pilot:
+        end = time.monotonic() + 60
+        while not (app.state.turns and app.state.turns[-1].status in ("done", "length")):
+            assert time.monotonic() < end, app.log_lines
+            await pilot.pause(0.05)
+        assert app.state.turns[-1].token_ids
