@@ -135,10 +135,12 @@ def test_a_slow_disk_is_marked_bad_and_a_fast_one_good() -> None:
 @pytest.mark.parametrize(
     "panel_id", ["decode", "expert_cache", "ssd_reads", "context", "memory", "mtp_draft", "fallback"]
 )
-def test_nothing_is_a_dash_and_never_a_zero_before_the_first_sample(panel_id: str) -> None:
-    view = View(ChatState(lambda: 5.0), 5.0)
+@pytest.mark.parametrize("stats", [None, EngineStats(memory=MemoryStats(plan_bytes=8 << 30, limit_bytes=9 << 30))])
+def test_nothing_is_a_dash_and_never_a_zero_before_the_first_sample(panel_id: str, stats: EngineStats | None) -> None:
+    view = View(ChatState(lambda: 5.0, stats=stats), 5.0)
     shown = text(panel_id, view)
-    assert "—" in shown or "waiting" in shown or "no sample" in shown
+    assert "—" in shown or "waiting" in shown or "no sample" in shown or "no reads yet" in shown
+    assert " 0 B" not in shown
     assert "0.0" not in shown
     assert "0%" not in shown
 
@@ -287,6 +289,7 @@ def test_no_number_and_no_unit_is_ever_cut_at_the_side(state_word: Any) -> None:
     state = ChatState(lambda: 100.0)
     state.apply(replace(FakeScript().model, context=1_048_576))
     state.ask("go")
+    state.turns[-1].prompt_tokens = 1_048_000
     why = "a draft costs 123.45 plain steps and stands 100% of the time, which is not worth it"
     state.apply(MtpChanged(0, "fixed", state_word, why))
     state.apply(StatsTaken(EngineStats(), 98.0))

@@ -32,9 +32,9 @@ class ExpertCache(Panel):
         took = view.worked_s
         evicted = numbers.short(recent.experts.evictions / took if took > 0 else None)
         graph = Graph(hit_rate, 0.0, 1.0, level=level)
-        held, budget = (
-            numbers.of(now.resident_bytes, now.budget_bytes) if now else (numbers.NOTHING, f"{numbers.NOTHING} GiB")
-        )
+        held, budget = numbers.NOTHING, f"{numbers.NOTHING} GiB"
+        if now is not None and now.budget_bytes:
+            held, budget = numbers.of(now.resident_bytes, now.budget_bytes)
         rows: tuple[Row | Graph, ...] = (
             Row((Cell(numbers.percent(share, 1), label="hit", level=level),), (Cell(missed, "/round", "miss"),)),
             graph,

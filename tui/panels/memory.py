@@ -13,8 +13,9 @@ class Memory(Panel):
 
     def read(self, view: View) -> Reading:
         m = view.stats.memory if view.stats else None
-        if m is None:
-            return Reading(Cell(numbers.NOTHING), absent="no sample yet")
+        if m is None or not m.rss_bytes:
+            planned = f"{numbers.size(m.plan_bytes)} planned, " if m is not None and m.plan_bytes else ""
+            return Reading(Cell(numbers.NOTHING), absent=f"{planned}no sample yet")
         ceiling = m.plan_bytes or m.limit_bytes
         share = m.rss_bytes / ceiling if ceiling else None
         level: Level = "" if share is None or share <= 0.97 else "fair" if share <= 1.03 else "bad"
