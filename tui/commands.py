@@ -28,6 +28,8 @@ class Command:
     """The argument must be there."""
     action: str = ""
     """Id of the key action that does the same."""
+    lines: bool = False
+    """The argument may have several lines."""
 
 
 def _action(name: str) -> Callable[[Any, str], None]:
@@ -64,7 +66,7 @@ COMMANDS: tuple[Command, ...] = (
         )
         for a in ACTIONS if len(a.slash) > 1
     ),
-    Command("/system", "Show or change the system prompt of this chat", lambda c, a: c.set_system(a), "[text]"),
+    Command("/system", "Show or change the system prompt of this chat", lambda c, a: c.set_system(a), "[text]", lines=True),
     Command("/rename", "Give this chat a title; none brings the automatic one back", lambda c, a: c.rename(a), "[title]"),
     Command("/undelete", "Bring back the conversation deleted last", lambda c, _: c.undelete()),
     Command("/temporary", "New chat that is not kept on disk", lambda c, _: c.new_chat(temporary=True)),
@@ -81,14 +83,16 @@ BY_NAME: dict[str, Command] = {c.name: c for c in COMMANDS}
 def parse(text: str) -> tuple[Command | None, str, str]:
     """(command, its argument, a near miss to ask about) of a typed line; all empty for a prompt.
 
-    Only a first word that is a command runs: "/usr/bin/env" and "//x" are prompts, "/halp" is asked about.
+    Only a first word that is a command runs: "/usr/bin/env" and "//x" are prompts, "/halp" is asked about. A text of
+    several lines is a prompt, unless the command takes one.
     """
-    if not text.startswith("/") or "\n" in text.strip():
+    if not text.startswith("/"):
         return None, "", ""
-    word, _, argument = text.strip().partition(" ")
-    if word in BY_NAME:
-        return BY_NAME[word], argument.strip(), ""
-    if "/" in word[1:] or not word[1:].isalpha():
+    word, *rest = text.split(maxsplit=1)
+    command, one_line = BY_NAME.get(word), "\n" not in text.strip()
+    if command is not None and (one_line or command.lines):
+        return command, rest[0].strip() if rest else "", ""
+    if not one_line or "/" in word[1:] or not word[1:].isalpha():
         return None, "", ""
     near = [n for n in BY_NAME if n.startswith(word)] if len(word) > 2 else []
     near = near or nearest(word, BY_NAME, 1)

@@ -91,9 +91,10 @@ class Recorder:
         self._try(go_back)
 
     def refused(self) -> None:
-        """The prompt of the last two turns was not taken: they go, and what an edit had taken away before comes back."""
+        """The prompt was not taken: it goes with its empty reply, and what went before it was sent comes back."""
         dropped, self._dropped = self._dropped, []
-        self._try(lambda: self.conversation.rewind(len(self.conversation.turns) - 2))
+        new = self.state.refused is not None and self.state.refused.text
+        self._try(lambda: self.conversation.rewind(len(self.conversation.turns) - (2 if new else 1)))
         self._try(lambda: self.conversation.take_back(dropped))
         self.state.title = one_line(self.conversation.title, 60)
 
@@ -185,7 +186,7 @@ def _turn(saved: SavedTurn) -> Turn:
         thinking_tokens=int(_number(numbers.get("thinking_tokens")) or 0),
         ttft_s=_number(numbers.get("ttft_s")),
         tok_per_s=_number(numbers.get("tok_per_s")),
-        thought_took_s=_number(numbers.get("thought_s")),
+        thought_s=_number(numbers.get("thought_s")),
         token_ids=saved.token_ids,
         fingerprint=saved.tokenizer,
         model=one_line(saved.model, 60),

@@ -51,9 +51,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A prompt that the engine did not take; it is no part of the conversation."""
+    """A request that the engine did not take; it has left the conversation as it was before."""
 
     text: str
+    """The new prompt; empty where an old one was to be answered again."""
     failure: Failure
 
 
@@ -84,9 +85,10 @@ class Turn:
     asked_s: float = 0.0
     first_s: float | None = None
     """Clock of the first token."""
-    thought_took_s: float | None = None
-    """How long a thought took that was made in an earlier run of the program."""
-    thought_end_s: float | None = None
+    thought_s: float | None = None
+    """How long its thoughts took; None while the first one runs."""
+    thought_from_s: float | None = None
+    """Clock of the first token of the thought that runs."""
     end_s: float | None = None
     ttft_s: float | None = None
     tok_per_s: float | None = None
@@ -102,12 +104,10 @@ class Turn:
     def running(self) -> bool:
         return self.status in RUNNING
 
-    @property
-    def thought_s(self) -> float | None:
-        if self.first_s is None or not self.thinking:
-            return self.thought_took_s
-        end = self.thought_end_s or self.end_s
-        return None if end is None else end - self.first_s
+    def end_thought(self, now: float) -> None:
+        if self.thought_from_s is not None:
+            self.thought_s = (self.thought_s or 0.0) + now - self.thought_from_s
+            self.thought_from_s = None
 
     def message(self) -> Message:
         from ..engine.types import Message
@@ -256,6 +256,7 @@ class ChatState:
     def _cut(self, turn: Turn, status: TurnStatus) -> None:
         """End a reply whose ids were never told: those of a part would stand for the whole text."""
         turn.status, turn.end_s = status, self.clock()
+        turn.end_thought(turn.end_s)
         turn.token_ids = turn.token_ids if turn.first_s is None else ()
         turn.version += 1
 
@@ -319,12 +320,12 @@ class ChatState:
         text = sanitiser.feed(event.text)
         turn.tokens += event.tokens
         if event.kind == "thinking":
+            turn.thought_from_s = now if turn.thought_from_s is None else turn.thought_from_s
             turn.status = "thinking"
             turn.thinking += text
             turn.thinking_tokens += event.tokens
         else:
-            if turn.status == "thinking":
-                turn.thought_end_s = now
+            turn.end_thought(now)
             turn.status = "answering"
             turn.text += text
         turn.version += 1
@@ -348,6 +349,7 @@ class ChatState:
             return
         turn.status = _ENDS[event.finish_reason]
         turn.end_s, turn.stats = self.clock(), event.stats
+        turn.end_thought(turn.end_s)
         turn.token_ids = turn.token_ids + event.token_ids
         turn.fingerprint = self.model.tokenizer_fingerprint if self.model else ""
         t = event.stats.throughput
@@ -368,12 +370,12 @@ class ChatState:
         failure = Failure(clean(event.message), clean(event.hint), one_line(event.kind, 40), event.fatal)
         turn = self.running if event.fatal else self._turn(event.request_id)
         if turn is not None:
-            refused = event.kind in REFUSALS and self._new_prompt and not (event.fatal or turn.text or turn.thinking)
+            refused = event.kind in REFUSALS and not (event.fatal or turn.text or turn.thinking)
             self._cut(turn, "failed")
             turn.failure = failure
             if refused:
-                self.refused = Refusal(self.turns[-2].text, failure)
-                self.turns[-2:] = self._dropped
+                self.refused = Refusal(self.turns[-2].text if self._new_prompt else "", failure)
+                self.turns[-2 if self._new_prompt else -1 :] = self._dropped
                 self.revision += 1
             self._reply_over(None)
         if event.fatal:

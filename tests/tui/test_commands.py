@@ -341,6 +341,11 @@ async def test_a_model_can_be_switched_without_a_restart(stage: Any) -> None:
         assert s.app.engine is not old
         assert s.app.state.phase == "loading"
         assert len(s.app.state.turns) == 2
+        await s.pilot.pause()
+        s.engine = s.app.engine
+        await s.advance(10)
+        await s.ask("and you?")
+        assert [t.text for t in s.app.state.turns] == ["go", "a", "and you?", "a"]
 
 
 async def test_conversations_are_kept_resumed_and_deleted(stage: Any) -> None:

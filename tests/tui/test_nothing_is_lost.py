@@ -337,3 +337,71 @@ async def test_a_paste_that_went_through_the_editor_still_attaches_nothing(
         (prompt,) = prompts(s)
         assert prompt.startswith("About @a.txt\nline")
         assert prompt.count("FILE BODY") == 1
+
+
+# ---- what is shown of it
+
+
+async def test_going_on_adds_to_the_time_of_a_thought_only_what_was_thought(stage: Any) -> None:
+    replies = FakeReply("answer " * 40, "think " * 10), FakeReply("more " * 10), FakeReply("x", "hm " * 10)
+    async with stage(script(*replies, step_s=0.1, prefill_rate=1e9)) as s:
+        await s.ask("hello", 0.1)
+        turn = s.app.state.turns[-1]
+        for _ in range(30):
+            await s.advance(0.2)
+        assert turn.status == "answering"
+        thought = turn.thought_s
+        assert thought > 0
+        await s.press("escape")
+        await s.advance(60)
+        s.chat.action_continue()
+        await s.finish()
+        assert turn.thought_s == thought
+        s.chat.action_continue()
+        for _ in range(30):
+            await s.advance(0.2)
+        await s.finish()
+        assert thought < turn.thought_s < 3 * thought
+
+
+async def test_a_refused_regeneration_keeps_the_reply(stage: Any) -> None:
+    from qwen_chat_mlx.engine.errors import ContextFullError
+
+    full = FakeReply("x", error=ContextFullError("It is full.", "Start a new chat."))
+    async with stage(script("one", full, "two"), places=Places.of()) as s:
+        await s.ask("hello")
+        ids = s.app.state.turns[-1].token_ids
+        s.chat.composer.put("draft")
+        s.chat.action_regenerate()
+        await s.finish()
+        assert [(t.text, t.token_ids) for t in s.app.state.turns] == [("hello", ()), ("one", ids)]
+        assert [t.text for t in s.app.recorder.conversation.turns] == ["hello", "one"]
+        assert s.chat.composer.text == "draft"
+        assert "It is full." in s.screen_text
+
+
+async def test_long_numbers_are_shown_and_applied_as_they_are(stage: Any) -> None:
+    async with stage(script("a")) as s:
+        await s.ask("/set seed 123456789", 0)
+        assert "seed 123456789" in s.status
+        await s.ask("/set max_tokens 1234567", 0)
+        assert "max 1234567" in s.status
+        await s.press("f7")
+        assert s.app.screen.query_one("#seed").value == "123456789"
+        await s.press("ctrl+s")
+        assert not isinstance(s.app.screen, SettingsScreen)
+        assert s.app.state.sampling == {"seed": 123456789, "max_tokens": 1234567}
+
+
+async def test_a_system_prompt_may_have_several_lines(stage: Any) -> None:
+    async with stage(script("a")) as s:
+        for between in (" ", "\n"):
+            await paste(s, f"/system{between}You are kind.\nBe brief.")
+            await s.press("enter")
+            assert s.app.state.system == "You are kind.\nBe brief."
+            s.app.state.system = ""
+        assert prompts(s) == []
+        await paste(s, "/new\nis no command here")
+        await s.press("enter")
+        await s.finish()
+        assert prompts(s) == ["/new\nis no command here"]

@@ -9,17 +9,17 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...engine import events as ev
 from ...engine.config import EngineConfig, check, settings_of
-from ...engine.errors import QwenChatError, StorageError, UsageError, nearest
+from ...engine.errors import QwenChatError, RequestError, StorageError, TemplateError, UsageError, nearest
 from ...engine.types import GenerationRequest, Message, TextKind
 from ..config import Loaded
 from ..config_text import parse_scalar
-from ..conversation_records import made_as
+from ..conversation_records import SavedTurn, made_as
 from ..conversations import Conversation, Store
 from ..terminal.instances import Instances
 from ..text import numbers
@@ -180,8 +180,20 @@ class PlainChat:
                     self._say(note)
 
     def _ask(self, text: str) -> None:
+        keep = len(self.conversation.turns)
         self._saved(lambda: self.conversation.add_turn("user", text))
-        self._reply()
+        self._new_reply(keep)
+
+    def _new_reply(self, keep: int, dropped: Sequence[SavedTurn] = ()) -> None:
+        """Where the prompt is refused, the first `keep` turns stay and those come back that were dropped for it."""
+        try:
+            self._reply()
+        except (RequestError, TemplateError):
+            last = self.conversation.turns[-1]
+            if not last.text and not last.thinking:
+                self._saved(lambda: self.conversation.rewind(keep))
+                self._saved(lambda: self.conversation.take_back(dropped))
+            raise
 
     def _reply(self, continue_last: bool = False) -> None:
         self._asked += 1
@@ -213,7 +225,7 @@ class PlainChat:
             self._say("(stopped)")
         except QwenChatError:
             shown.end()
-            self._saved(lambda: self.conversation.finish("error", before))
+            self._saved(lambda: self.conversation.finish("error", self.conversation.turns[-1].token_ids))
             raise
         else:
             shown.end()
@@ -222,7 +234,7 @@ class PlainChat:
     def _finish(self, event: ev.TurnFinished | None, before: tuple[int, ...]) -> None:
         fingerprint = self._model.tokenizer_fingerprint if self._model else ""
         if event is None:
-            self._saved(lambda: self.conversation.finish("cancelled", before))
+            self._saved(lambda: self.conversation.finish("cancelled", self.conversation.turns[-1].token_ids))
             return
         t = event.stats.throughput
         rate = t.generated_tokens / t.decode_s if t.decode_s > 0 and t.generated_tokens > 1 else None
@@ -268,6 +280,7 @@ class PlainChat:
     def _opened(self) -> None:
         """Say what is gone on with; its prompts are made as they were, unless the command line says otherwise."""
         c = self.conversation
+        self._changes = {}
         ui = self._loaded.ui
         self._system, self._think = made_as(c.turns, ui.system, ui.think, self._loaded.origins)
         if c.turns:
@@ -288,9 +301,12 @@ class PlainChat:
 
     def _resume(self, rest: str) -> None:
         try:
-            found = self._store.open(rest)
+            chosen = self._store.find(rest)
         except UsageError as e:
             raise UsageError(e.message, "/chats lists them." if "Ctrl" in e.hint else e.hint) from None
+        if chosen == self.conversation.id:
+            raise UsageError("That is this conversation.")
+        found = self._store.open(chosen)
         if found.read_only:
             found.close()
             raise StorageError(f"{found.id} is read-only. {found.read_only}")
@@ -313,8 +329,9 @@ class PlainChat:
         asked = next((i for i in range(len(turns) - 1, -1, -1) if turns[i].role == "user"), None)
         if asked is None:
             raise UsageError("There is nothing to answer again.")
+        dropped = turns[asked + 1 :]
         self._saved(lambda: self.conversation.rewind(asked + 1))
-        self._reply()
+        self._new_reply(asked + 1, dropped)
 
     def _go_on(self, _: str) -> None:
         turns = self.conversation.turns

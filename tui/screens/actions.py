@@ -84,10 +84,10 @@ class ChatActions(ChatBase):
         refused, state.refused = state.refused, None
         if refused is None:
             return
-        self.editing = self._sent_editing
-        if self.editing is not None:
-            self._aside = self.composer.take()
-        self._bring_back(self.as_typed(refused.text))
+        if refused.text:
+            self.editing = self._sent_editing
+            self._aside = self.composer.take() if self.editing is not None else ""
+            self._bring_back(self.as_typed(refused.text))
         self.chat_app.say(f"{refused.failure.message} {refused.failure.hint}".strip(), "warning")
         self.show_all()
 

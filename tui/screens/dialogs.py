@@ -140,7 +140,7 @@ class DialogActions(ChatBase):
             return
         sampling = {k: v for k, v in self.chat_app.state.sampling.items() if k != name}
         self.chat_app.state.sampling = sampling | ({} if new is None else {name: new})
-        self.chat_app.state.notice = f"{name} {'as configured' if new is None else f'{new:g}'} from the next reply on"
+        self.chat_app.state.notice = f"{name} {'as configured' if new is None else new} from the next reply on"
         self.show_all()
 
     def set_system(self, text: str) -> None:

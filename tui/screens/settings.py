@@ -86,8 +86,8 @@ class SettingsScreen(ModalScreen["ChatSettings | None"]):
                         yield Static(Content(name), classes="label")
                         value = self._now.sampling.get(name)
                         configured = getattr(self._configured, s.field)
-                        hint = "as the model has it" if configured is None else f"{configured:g}"
-                        yield SafeInput("" if value is None else f"{value:g}", hint, id=name)
+                        hint = "as the model has it" if configured is None else str(configured)
+                        yield SafeInput("" if value is None else str(value), hint, id=name)
             yield Static(Content(""), id="problem")
             said = Content.assemble(("^S", "bold"), (" apply  ", MUTED), ("tab", "bold"), (" next field  ", MUTED))
             yield Static(said + Content.assemble(("esc", "bold"), (" close without a change", MUTED)), id="dialog-keys")

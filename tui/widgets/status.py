@@ -116,7 +116,7 @@ def _settings(state: ChatState, ascii_only: bool) -> Content:
     for name in ("temperature", "top_p", "max_tokens"):
         if state.sampling.get(name) is not None:
             short = {"temperature": "temp", "top_p": "top-p", "max_tokens": "max"}[name]
-            out.append((f"  {short} {state.sampling[name]:g}", MUTED))
+            out.append((f"  {short} {state.sampling[name]}", MUTED))
     return Content.assemble(*out)
 
 

@@ -160,6 +160,44 @@ def test_a_failed_reply_is_said_and_the_next_one_works(home):
     assert asked(home)[1][0] == [["user", "one"], ["user", "two"]]
 
 
+def test_a_refused_prompt_is_no_part_of_the_conversation_and_a_refused_regeneration_keeps_the_reply(home):
+    full = {"error": ["ContextFullError", "The conversation has 400 tokens; 256 fit."]}
+    script = {"load_s": 0.1, "replies": [{"text": "Fine."}, full, full, {"text": "Hi."}]}
+    code, out, (entry,) = talk(home, "one", "much too long", "/regen", "hello", script=script)
+    assert code == 0
+    assert out.count("Error: The conversation has 400 tokens; 256 fit.") == 2
+    assert asked(home)[3][0] == [["user", "one"], ["assistant", "Fine."], ["user", "hello"]]
+    turns = Store(home / "conversations").open(entry.id).turns
+    assert [t.text for t in turns] == ["one", "Fine.", "hello", "Hi."]
+    assert [bool(t.token_ids) for t in turns] == [False, True, False, True]
+
+
+def test_resuming_the_open_conversation_says_so_and_a_new_one_has_the_sampling_of_the_config(home):
+    code, out, (entry, _) = talk(home, "one", "/set max_tokens 5", "/new", "two")
+    assert code == 0
+    assert asked(home)[1] == [[["user", "two"]], None, asked(home)[0][2], None]
+    code, out, _ = talk(home, f"/resume {entry.id}", "more", argv=["--continue"])
+    assert "That is this conversation." in out
+    assert "read-only" not in out
+
+
+def test_the_latest_conversation_that_can_be_read_is_continued(home):
+    talk(home, "one")
+    (home / "conversations" / "20990101-000000-ffffff.jsonl").write_bytes(b"no conversation\n")
+    code, out, _ = talk(home, "more", argv=["--continue"])
+    assert code == 0
+    assert "20990101-000000-ffffff was left out: " in out
+    assert "Going on with one" in out
+
+
+def test_where_nothing_is_kept_nothing_can_be_resumed(home):
+    talk(home, "one")
+    for flags in (["--continue"], ["--resume", "2"]):
+        code, out, _ = talk(home, argv=[*flags, "--set", "history.save=false"])
+        assert (code, out.count("\n")) == (2, 1)
+        assert "[history] save is false" in out
+
+
 def test_a_model_that_cannot_be_loaded_ends_it_with_exit_1(home):
     code, out, _ = talk(home, "one", script={"load_error": ["CheckpointError", "No config.json.", "Name a folder."]})
     assert code == 1
