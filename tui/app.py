@@ -154,6 +154,7 @@ class QwenChatApp(App[int], inherit_bindings=False):
                 self.resume(self._resume)
             except QwenChatError as e:
                 self.say(str(e), "warning")
+                self.call_after_refresh(self.action_on_chat, "unqueue")  # it was meant for another conversation
         self.show_problem()
 
     @property

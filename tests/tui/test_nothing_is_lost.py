@@ -62,6 +62,16 @@ async def test_a_prompt_given_with_a_conversation_is_sent_in_it(stage: Any) -> N
         assert [t.text for t in s.app.state.turns] == ["hello", "one", "and in Rust", "two"]
 
 
+async def test_a_prompt_for_a_conversation_that_cannot_be_opened_is_not_sent_elsewhere(stage: Any) -> None:
+    broken = Places.of().conversations / "20200101-000000-aaaaaa.jsonl"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"no conversation\n")
+    async with stage(script("one"), places=Places.of(), resume=broken.stem, prompt="and in Rust") as s:
+        await s.finish()
+        assert s.app.state.turns == []
+        assert s.chat.composer.text == "and in Rust"
+
+
 @pytest.mark.parametrize("how", ["new", "resume"])
 async def test_a_prompt_queued_while_loading_is_back_in_the_composer_after_a_change_of_chat(
     stage: Any, how: str

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     keep = parser.add_mutually_exclusive_group()
     keep.add_argument("--continue", action="store_true", dest="resume_last", help="go on with the latest conversation")
     keep.add_argument("--resume", metavar="ID", help="go on with this conversation; the start of its id is enough")
-    keep.add_argument("--temporary", action="store_true", help="keep nothing of this conversation on disk")
+    keep.add_argument("--temporary", action="store_true", help="keep no new conversation on disk")
     add_model_flags(parser)
     add_reply_flags(parser)
     look = parser.add_argument_group("looks")

@@ -81,7 +81,8 @@ class Composer(TextArea):
     def put_edited(self, text: str) -> None:
         """Put what an editor made of `expanded`; pastes that it left as they were are tokens again."""
         for token in _TOKEN.findall(self.written):
-            text = text.replace(self.pastes.get(token, token), token)
+            if token in self.pastes:
+                text = text.replace(self.pastes[token], token)
         self.put(text)
 
     def take(self) -> str:
