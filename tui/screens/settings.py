@@ -55,7 +55,7 @@ def read_value(name: str, text: str) -> Any:
 class SafeTextArea(TextArea):
     """A text whose pastes go through the sanitiser."""
 
-    def _on_paste(self, event: events.Paste) -> None:
+    async def _on_paste(self, event: events.Paste) -> None:
         event.text = clean(event.text)  # TextArea's own handler follows and puts it in
 
 
