@@ -32,10 +32,6 @@ class LayerRanks:
         self._queues: list[list[tuple[float, int]]] = [[] for _ in range(layers)]
         self._rest = np.full((layers, experts), _NEVER, dtype)
         self._heads = np.full(layers, _NEVER)
-        # The same memory, for Python's own numbers by key.
-        self._value_of, self._is_resident, self._rest_of = (
-            memoryview(a.reshape(-1)) for a in (self.value, self._resident, self._rest)
-        )
 
     def put(self, layer: int, values: np.ndarray) -> None:
         """New values of a layer, [experts]."""
@@ -46,26 +42,26 @@ class LayerRanks:
 
     def added(self, key: int) -> None:
         layer, expert = divmod(key, self._experts)
-        value = self._value_of[key]
-        self._is_resident[key] = True
+        value = self.value.item(layer, expert)
+        self._resident[layer, expert] = True
         queue, place = self._queues[layer], (-value, expert)
         if queue and place > queue[-1]:
-            self._rest_of[key] = value
+            self._rest[layer, expert] = value
         else:
             insort(queue, place)
             self._heads[layer] = -queue[0][0]
 
     def removed(self, key: int) -> None:
         layer, expert = divmod(key, self._experts)
-        self._is_resident[key] = False
+        self._resident[layer, expert] = False
         queue = self._queues[layer]
         if queue[0][1] == expert:
             del queue[0]
             self._heads[layer] = -queue[0][0] if queue or self._draw(layer) else _NEVER
-        elif (place := (-self._value_of[key], expert)) <= queue[-1]:
+        elif (place := (-self.value.item(layer, expert), expert)) <= queue[-1]:
             queue.remove(place)
         else:
-            self._rest_of[key] = _NEVER
+            self._rest[layer, expert] = _NEVER
 
     def victims(self, count: int, blocked: Collection[int], offset: np.ndarray) -> list[int]:
         """Up to `count` resident keys that are not blocked, the first to leave first; `offset` is float64 [layers]."""
@@ -86,11 +82,11 @@ class LayerRanks:
 
     def _draw(self, layer: int) -> bool:
         """Move the first of a layer's rest to the end of its queue; False if there is none."""
-        expert = int(self._rest[layer].argmax())
-        key = layer * self._experts + expert
-        value = self._rest_of[key]
+        rest = self._rest[layer]
+        expert = int(rest.argmax())
+        value = rest.item(expert)
         if value == _NEVER:
             return False
-        self._rest_of[key] = _NEVER
+        rest[expert] = _NEVER
         self._queues[layer].append((-value, expert))
         return True
