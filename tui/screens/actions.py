@@ -22,7 +22,7 @@ class ChatActions(ChatBase):
         command, argument, near = commands.parse(text)
         if near and text != self._asked_about:
             self._asked_about = text
-            state.notice = f"Did you mean {near}? Enter again sends it as it is."
+            state.notice = f"Did you mean {near}? {app.key('send')} again sends it as it is."
             self.show_all()
             return
         if command is not None:

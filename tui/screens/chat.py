@@ -118,7 +118,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         wide, narrow = self.sizes
         self.transcript.narrow, self.transcript.times = narrow, app.ui.timestamps
         if not state.turns:
-            self.transcript.welcome = greeting(self.chat_app.state, self.transcript.column)
+            self.transcript.welcome = greeting(state, self.transcript.column, app.key)
         self.transcript.sync()
         self._show_queued()
         due = now - self._digits_at >= DIGITS_EVERY_S or not state.busy
@@ -135,7 +135,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
     def _show_status(self, now: float, narrow: bool) -> None:
         app, state = self.chat_app, self.chat_app.state
         width = self.app.size.width - 2
-        left, right = status(state, now, narrow, app.ui.ascii)
+        left, right = status(state, now, narrow, app.ui.ascii, app.key("stop"))
         keys = hints(app.keys, width, state.running is not None, app.ui.ascii)
         if narrow:
             room = width - left.cell_length - 2

@@ -17,7 +17,7 @@ from ..attach import attachments
 from ..keys import ACTIONS, DEFAULT_KEYS
 from ..text.numbers import plural, size
 from ..text.sanitise import clean
-from .suggestions import Suggestions, Suggestion
+from .suggestions import Suggestion, Suggestions
 
 __all__ = ["Composer"]
 
@@ -163,7 +163,7 @@ class Composer(TextArea):
 
     # ---- pastes
 
-    def _on_paste(self, event: events.Paste) -> None:
+    async def _on_paste(self, event: events.Paste) -> None:
         event.stop()
         event.text = self.foreign(clean(event.text))  # TextArea's own handler follows and puts it in
 
