@@ -161,7 +161,7 @@ def _themes(loaded: Loaded) -> int:
 
     found, problems = list_themes(loaded.places.themes)
     for theme in found:
-        print(f"{theme.name:<12} {'dark' if theme.dark else 'light':<6} {_safe(theme.title)}")
+        print(f"{_safe(theme.name):<12} {'dark' if theme.dark else 'light':<6} {theme.title}")
     for problem in problems:
         say(str(problem))
     return 0

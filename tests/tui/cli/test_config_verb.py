@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from qwen_chat_mlx.tui import cli
 from qwen_chat_mlx.tui.config import UiConfig, all_settings, load
 from qwen_chat_mlx.tui.config_text import tomllib
+from qwen_chat_mlx.tui.themes import SHIPPED
 
 
 def run(capsys, *argv, code=0):
@@ -61,10 +63,16 @@ def test_paths_and_themes_are_listed(capsys, home):
     assert json.loads(run(capsys, "--paths", "--json"))["conversations"] == f"{home}/conversations"
     (home / "themes").mkdir(parents=True)
     (home / "themes" / "bad.toml").write_text("x = 1\n")
+    whole = (SHIPPED / "paper.toml").read_text()
+    titled = re.sub("^title = .*$", lambda _: 'title = "e\\u001b[2Jvil"', whole, flags=re.M)
+    (home / "themes" / "n\x1b[2Jame.toml").write_text(titled)
     assert cli.main(["config", "--themes"]) == 0
     out, err = capsys.readouterr()
     assert "ink " in out
     assert "bad.toml:1:" in err
+    assert "n␛[2Jame" in out
+    assert "e␛[2Jvil" in out
+    assert "\x1b" not in out
 
 
 def test_paths_need_no_readable_config(capsys, home):
