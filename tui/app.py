@@ -26,8 +26,9 @@ from ..engine.contract import Emit, Engine
 from ..engine.errors import QwenChatError
 from . import textual_fixes
 from .config import Live, UiConfig
-from .keys import ACTIONS, clashes, keymap, way
-from .places import Places, recall, remember
+from .keys import ACTIONS
+from .looks import ConfiguredApp
+from .places import Places
 from .recorder import Recorder
 from .screens.chat import ChatScreen
 from .state import ChatState
@@ -36,7 +37,6 @@ from .terminal.clipboard import copy
 from .terminal.instances import Instances
 from .text.layout import warm_up
 from .text.sanitise import clean, one_line
-from .themes import FALLBACK, choose, textual_theme
 
 if TYPE_CHECKING:
     from ..engine.events import Event
@@ -59,7 +59,7 @@ class Wake(Message, bubble=False):
     """Something arrived that should not wait for the next tick."""
 
 
-class QwenChatApp(App[int], inherit_bindings=False):
+class QwenChatApp(ConfiguredApp, inherit_bindings=False):
     CSS_PATH = Path(__file__).with_name("app.tcss")
     TITLE = "qwen-chat"
     ENABLE_COMMAND_PALETTE = False
@@ -88,10 +88,8 @@ class QwenChatApp(App[int], inherit_bindings=False):
 
         `released` is a context in which another program's output reaches the terminal.
         """
-        super().__init__()
-        self.ui = ui_config or UiConfig()
+        super().__init__(ui_config or UiConfig(), places, live)
         self.engine_config = engine_config or EngineConfig()
-        self.places, self.live = places, live
         self.clock = clock
         self.state = ChatState(clock, wall or (lambda: time.strftime("%H:%M")))
         self.state.loading_since_s = clock()
@@ -101,7 +99,6 @@ class QwenChatApp(App[int], inherit_bindings=False):
         folder = places.conversations if places is not None and self.ui.save_history else None
         self.recorder = Recorder(self.state, folder, temporary=temporary)
         self._resume = resume
-        self.keys = keymap(self.ui.keys)
         self.metrics: str = self.ui.metrics
         self.limits = {n: getattr(self.ui, n) for n in ("acceptance_limits", "hit_rate_limits", "ssd_p95_limits")}
         self.instances = Instances(places.running) if places is not None else None
@@ -116,8 +113,6 @@ class QwenChatApp(App[int], inherit_bindings=False):
         self._bridge: Bridge | None = None
         self._drain_timer: Timer | None = None
         self._drain_next = 0.0
-        # Before the first paint: a theme that changes later makes every style be worked out twice.
-        self._theme_problem = self._take_theme(self.ui.theme)
 
     def use_configured(self) -> None:
         """What a new chat begins with."""
@@ -187,6 +182,10 @@ class QwenChatApp(App[int], inherit_bindings=False):
         self.state.loading_since_s = self.clock()
         self.engine_config = replace(self.engine_config, model=path, mtp=self.state.wanted_mtp)
         self.open_engine()
+
+    def keys_changed(self) -> None:
+        if self.chat is not None:
+            self.chat.show_all()
 
     def action_on_chat(self, name: str) -> None:
         """An action of the chat, whatever page or dialog lies over it."""
@@ -361,74 +360,7 @@ class QwenChatApp(App[int], inherit_bindings=False):
         if isinstance(self.screen, MetricsPage):
             self.screen.show()
 
-    # ---- what is kept between runs
-
-    def recall(self, name: str) -> Any:
-        return recall(self.places).get(name) if self.places is not None else None
-
-    def remember(self, **values: Any) -> None:
-        if self.places is not None:
-            remember(self.places, **values)
-
-    # ---- looks
-
-    @property
-    def _own_themes(self) -> Path | None:
-        return self.places.themes if self.places is not None else None
-
-    def _take_theme(self, name: str) -> str:
-        """Switch the theme; a bad one falls back, and why is returned."""
-        palette, problem = choose(name, self._own_themes)
-        theme = textual_theme(palette)
-        self.register_theme(theme)
-        if self.theme == theme.name and self.is_running:
-            self.refresh_css()
-        self.theme = theme.name
-        self.ui = replace(self.ui, theme=palette.name)
-        return problem
-
-    def use_theme(self, name: str, *, remember: bool = False) -> None:
-        """Switch the theme, and say what is wrong with a bad one; a name that no theme has changes nothing."""
-        from .themes import unknown_theme
-
-        problem = unknown_theme(name, self._own_themes) or self._take_theme(name)
-        if problem:
-            self.say(problem, "warning")
-        elif remember:
-            self.remember(**{"ui.theme": self.ui.theme})
-
-    def use_keys(self) -> None:
-        """Bind the keys in force and name those given twice; an action without keys gets one that no terminal sends."""
-        self.set_keymap({name: keys or f"unbound_{name}" for name, keys in self.keys.items()})
-        for key, a, b in clashes(self.keys):
-            if a in self.ui.keys or b in self.ui.keys:
-                self.say(f"[keys] {key} is given to both {a} and {b}; the first one has it.", "warning")
-        if self.chat is not None:
-            self.chat.show_all()
-
-    def key(self, action: str) -> str:
-        """How an action is called up, for people: its key, else its command, else nothing."""
-        return way(action, self.keys, self.ui.ascii)
-
-    def handle_bindings_clash(self, clashed_bindings: set[Any], node: Any) -> None:
-        """Named once at the start, and not at every key press as Textual would."""
-
-    def poll_config(self) -> None:
-        """Take over a changed config file: theme and keys at once, the rest at the next start."""
-        if self.live is None:
-            return
-        fresh, message = self.live.poll()
-        if fresh is not None:
-            if self.live.theme_changed:
-                self.use_theme(fresh.ui.theme)
-            elif self.live.themes_edited:
-                # A file that was broken may be whole again, so the fallback gives way to what was asked for.
-                self.use_theme(fresh.ui.theme if self.ui.theme == FALLBACK else self.ui.theme)
-            self.ui = replace(self.ui, keys=fresh.ui.keys)
-            self.keys = keymap(fresh.ui.keys)
-            self.use_keys()
-        if message:
-            self.say(message, "warning")
+    # ---- focus
 
     def on_app_focus(self, _event: events.AppFocus) -> None:
         self.focused_window = True
