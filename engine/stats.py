@@ -123,6 +123,12 @@ class ThroughputStats:
     ttft_s: float | None = gauge(None)
     """Time to first token of the latest request, from its start on the engine thread; None before the first."""
 
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens a second behind the first token of each request; None where there are none."""
+        made = self.generated_tokens - self.requests
+        return made / self.decode_s if self.decode_s > 0 and made > 0 else None
+
 
 @dataclass(frozen=True, slots=True)
 class DraftStats:

@@ -354,7 +354,7 @@ class ChatState:
         turn.fingerprint = self.model.tokenizer_fingerprint if self.model else ""
         t = event.stats.throughput
         turn.ttft_s = t.ttft_s if t.ttft_s is not None and turn.first_s is not None else turn.ttft_s
-        turn.tok_per_s = t.generated_tokens / t.decode_s if t.decode_s > 0 and t.generated_tokens > 1 else None
+        turn.tok_per_s = t.decode_rate
         turn.version += 1
         self._reply_over(event.stats)
 

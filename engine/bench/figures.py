@@ -93,7 +93,7 @@ def figures_of(
     return {
         "ttft_s": t.ttft_s,
         "prefill_tok_s": _ratio(t.prefill_tokens, t.prefill_s),
-        "decode_tok_s": _ratio(made - t.requests, t.decode_s),
+        "decode_tok_s": t.decode_rate,
         "gap_p50_s": _quantile(gaps, 0.5),
         "gap_p95_s": _quantile(gaps, 0.95),
         "gap_max_s": gaps[-1] if gaps else None,

@@ -244,7 +244,7 @@ PICTURES: dict[str, Picture] = {
     "ssd_slow": Picture(steps(("ask", 20.0)), ("p95 3", "stall"), WIDE, script(LONG, disk=FakeDisk(median_ms=14.0))),
     "ssd_no_reads": Picture(steps(("ask", 8.0)), ("no reads: every expert",), WIDE, script(LONG, disk=FakeDisk(reads=False))),
     "ssd_page_cache": Picture(steps(("ask", 8.0)), ("page cache 42%",), WIDE, script(LONG, disk=FakeDisk(cached_share=0.42))),
-    "scrolled_back": Picture(_scrolled, ("new lines · end to follow",), NORMAL, script(LONG)),
+    "scrolled_back": Picture(_scrolled, ("new lines · ctrl+end to follow",), NORMAL, script(LONG)),
     "queued": Picture(steps(("ask", 9.0), ("ask", 0.2)), ("queued Why",), NORMAL, TALK),
     "paste_token": Picture(_paste, ("[pasted 4,812 lines",), NORMAL, TALK),
     "long_code": Picture(steps(("ask", "code")), ("python", "value_23", "copy"), NORMAL, script(LONG_CODE)),

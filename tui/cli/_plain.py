@@ -237,7 +237,7 @@ class PlainChat:
             self._saved(lambda: self.conversation.finish("cancelled", self.conversation.turns[-1].token_ids))
             return
         t = event.stats.throughput
-        rate = t.generated_tokens / t.decode_s if t.decode_s > 0 and t.generated_tokens > 1 else None
+        rate = t.decode_rate
         measured = {"tokens": t.generated_tokens} | {
             k: v for k, v in (("ttft_s", t.ttft_s), ("tok_per_s", rate)) if v is not None
         }

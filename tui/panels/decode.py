@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...engine.stats import EngineStats
+from ...engine.stats import EngineStats, minus
 from ..text import numbers
 from .base import Cell, Graph, Panel, Reading, Row, View
 
@@ -12,9 +12,7 @@ STEPS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 
 def speed(later: EngineStats, earlier: EngineStats) -> float | None:
-    took = later.throughput.decode_s - earlier.throughput.decode_s
-    made = later.throughput.generated_tokens - earlier.throughput.generated_tokens
-    return made / took if took > 0 and made > 0 else None
+    return minus(later.throughput, earlier.throughput).decode_rate
 
 
 class Decode(Panel):
