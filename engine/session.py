@@ -64,7 +64,8 @@ class Session:
         self._throughput = ThroughputStats()
         self._plain_steps = 0
         """Steps of a model without a draft layer; with one, its rounds count."""
-        self._replies = 0
+        self._reply: Generator[Step, int | None, None] | None = None
+        """The steps that `generate` goes through."""
         self.on_growth: Callable[[], None] = lambda: None
         """Called when the timeline of a reply has grown, all caches being at its end."""
         self._rounds = self._make_rounds()
@@ -361,14 +362,16 @@ class Session:
         There is one timeline, so another call ends this one: going on with it then raises RequestError.
         """
         ids = self._checked(ids)
-        self._replies += 1
-        mine = self._replies
+        if self._reply is not None:
+            self._reply.close()  # a round that is handed out keeps its rows while the timeline is still its own
+            self._reply = None
         sampler = Sampler(sampling or Sampling(temperature=0.0), self.loaded.survey.shape.vocab, ids)
         logits, _ = self.prompt(ids)
         stops = () if ignore_eos else self._stops
-        for step in self.steps(logits, sampler, max_tokens, stops):
+        mine = self._reply = self.steps(logits, sampler, max_tokens, stops)
+        for step in mine:
             yield step
-            if mine != self._replies:
+            if mine is not self._reply:
                 raise RequestError("Another generate() has taken over this session.", "Finish one before the next.")
 
     @cached_property

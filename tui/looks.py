@@ -11,7 +11,7 @@ from textual.app import App
 from .config import Live, UiConfig
 from .keys import clashes, keymap, way
 from .places import Places, recall, remember
-from .themes import FALLBACK, choose, textual_theme
+from .themes import FALLBACK, choose, textual_theme, unknown_theme
 
 __all__ = ["ConfiguredApp"]
 
@@ -62,8 +62,6 @@ class ConfiguredApp(App[int], inherit_bindings=False):
 
     def use_theme(self, name: str, *, remember: bool = False) -> None:
         """Switch the theme, and say what is wrong with a bad one; a name that no theme has changes nothing."""
-        from .themes import unknown_theme
-
         problem = unknown_theme(name, self._own_themes) or self._take_theme(name)
         if problem:
             self.say(problem, "warning")

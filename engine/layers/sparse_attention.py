@@ -73,7 +73,9 @@ class SparseAttention:
             out = self._one(q, index_q, keys, values, cache)
         elif apart:
             outputs = [
-                self._one(q[:, i : i + 1], index_q[i : i + 1], keys[:, : first + i + 1], values[:, : first + i + 1], cache)
+                self._one(
+                    q[:, i : i + 1], index_q[i : i + 1], keys[:, : first + i + 1], values[:, : first + i + 1], cache
+                )
                 for i in range(t)
             ]
             out = mx.concatenate(outputs, axis=1)

@@ -248,14 +248,20 @@ def test_no_token_is_generated_where_none_is_asked_for(
     assert list(open_session(tiny, mtp=mtp).generate(ids_of(20), count)) == []
 
 
-def test_a_reply_that_another_one_interrupted_does_not_go_on(tiny: Any, open_session: Callable[..., Any]) -> None:
-    session = open_session(tiny)
+@pytest.mark.parametrize("mtp", ["off", "fixed"])
+def test_a_reply_that_another_one_interrupted_does_not_go_on(
+    tiny: Any, open_session: Callable[..., Any], mtp: str
+) -> None:
+    session = open_session(tiny, mtp=mtp)
     first, second = (session.generate(ids_of(n), 8, ignore_eos=True) for n in (20, 30))
     next(first)
-    next(second)
+    next(first)
+    got = [next(second)]
     with pytest.raises(RequestError, match="taken over"):
         next(first)
-    assert len([t for s in second for t in s.tokens]) == 7
+    got += second
+    whole = open_session(tiny, mtp="off").generate(ids_of(30), 8, ignore_eos=True)
+    assert [t for s in got for t in s.tokens] == [t for s in whole for t in s.tokens]
 
 
 def test_steps_are_counted_without_a_draft_layer_too(files: Any, open_session: Callable[..., Any]) -> None:

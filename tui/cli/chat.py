@@ -101,7 +101,9 @@ def which_conversation(args: argparse.Namespace, loaded: Loaded) -> str | None:
     from . import say
 
     if not loaded.ui.save_history:
-        raise UsageError("Conversations are not kept: [history] save is false.", "`--set history.save=true` keeps them.")
+        raise UsageError(
+            "Conversations are not kept: [history] save is false.", "`--set history.save=true` keeps them."
+        )
     store = Store(loaded.places.conversations)
     if args.resume:
         return store.find(args.resume)

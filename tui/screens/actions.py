@@ -180,7 +180,11 @@ class ChatActions(ChatBase):
 
     def action_toggle_metrics(self) -> None:
         wide, _ = self.sizes
-        after = {"full": "strip" if wide else "off", "strip": "off", "off": "full"}  # where it is not wide, full is a strip
+        after = {
+            "full": "strip" if wide else "off",
+            "strip": "off",
+            "off": "full",
+        }  # where it is not wide, full is a strip
         self.chat_app.metrics = after[self.chat_app.metrics]
         self.chat_app.remember(**{"ui.metrics": self.chat_app.metrics})
         self.apply_metrics()

@@ -29,7 +29,10 @@ WORDS = (
     ),
     ("OFF (you)", "switched off by you, until you switch it on again"),
     ("hit", "share of routed experts that were in memory already"),
-    ("of best", "those hits over the most that knowing the future would give, of the latest stretch that was looked back at"),
+    (
+        "of best",
+        "those hits over the most that knowing the future would give, of the latest stretch that was looked back at",
+    ),
     ("stall", "share of the time spent waiting for the SSD"),
     ("page cache", "share of the bytes that the system served from memory; n/a where it does not tell"),
     ("ttft", "time to first token, the prompt's way through the model included"),
