@@ -1,6 +1,7 @@
 """Train the demo model on a CPU, at a constant rate for as long as there is time, then cool down from any checkpoint.
 
     python train.py DATA RUN                                    start, or resume exactly where RUN stopped
+    python train.py DATA RUN --weights FOLDER --tokens 5.87e6   start from an export that saw this many tokens
     python train.py DATA COOL --from RUN --decay-minutes 25     fork RUN and let its rate fall to zero (by the clock)
     python train.py DATA COOL --from RUN --decay-tokens 2e6     the same, by tokens
 
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import torch
 from batches import DOMAINS, Documents, Mix, Sampler
+from checkpoints import load_export
 from network import DemoModel, NetworkConfig
 from optimizer import Optimizer
 
@@ -73,6 +75,14 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.progress = Progress(**state["progress"])
         self.sampler.row = self.progress.row
+
+    def start_from(self, folder: Path, tokens: int) -> None:
+        """Take the weights of an export. Counters and data stand where a run of this many tokens would; the optimizer is new."""
+        self.model.load_state_dict(load_export(folder, self.config).state_dict())
+        short, long = SHORT[0] * (LONG_EVERY - 1), LONG[0]
+        micro_batches = tokens // MICRO_TOKENS
+        self.progress.tokens, self.progress.micro_batches = tokens, micro_batches
+        self.sampler.row = self.progress.row = micro_batches * (short + long) // LONG_EVERY
 
     def save(self) -> None:
         """Write beside and replace, so that a checkpoint is always whole."""
@@ -182,11 +192,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--from", dest="source", type=Path, help="fork this run; its checkpoint is only read")
+    parser.add_argument("--weights", type=Path, metavar="FOLDER", help="start from this export, either layout")
+    parser.add_argument("--tokens", type=float, default=0.0, help="how many tokens the export has seen")
     parser.add_argument("--decay-tokens", type=float, default=0.0)
     parser.add_argument("--decay-minutes", type=float, default=0.0)
     parser.add_argument("--draft-every", type=int, default=Settings.draft_every)
     parser.add_argument("--rate", type=float, default=Settings.rate)
     parser.add_argument("--threads", type=int, default=1, help="more than one only on an idle machine")
+    parser.add_argument(
+        "--bf16-products", action="store_true", help="round the factors of matrix products; quick only with AMX (Intel)"
+    )
     parser.add_argument("--save-every", type=float, default=300.0, metavar="SECONDS")
     parser.add_argument("--evaluate-every", type=float, default=900.0, metavar="SECONDS")
     parser.add_argument("--eager", action="store_true", help="do not compile: slower, but starts at once")
@@ -196,6 +211,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
+    if args.bf16_products:
+        torch.set_float32_matmul_precision("medium")
     args.run.mkdir(parents=True, exist_ok=True)
     settings = Settings(
         rate=args.rate,
@@ -209,6 +226,8 @@ def main() -> None:
         trainer.load(mine)
     elif args.source:
         trainer.load(args.source / "checkpoint.pt")
+    elif args.weights:
+        trainer.start_from(args.weights, int(args.tokens))
     if trainer.progress.decay_from is None and (args.decay_tokens or args.decay_minutes):
         trainer.progress.decay_from = trainer.progress.tokens
     if not args.eager:
