@@ -2,19 +2,22 @@
 
 A fresh process with drafting on and a context of 32k tokens takes a long prompt of code, replies, goes on with as much of
 a novel until the context is full, and replies again. Its peak resident set (VmHWM) is compared with the declared plan. It
-has to do so below a limit of 1.1 times the plan: in a control group where systemd can make one (`systemd-run --scope`,
-swap forbidden), elsewhere below RLIMIT_DATA, which is a substitute: it counts what the process may write to privately,
-touched or not, and no pages of files.
+has to do so below a limit of 1.1 times the plan: in a control group where systemd can make one (`systemd-run --scope`, swap
+forbidden) or where this user may make one in the first version's memory hierarchy, elsewhere below RLIMIT_DATA, which is a
+substitute: it counts what the process may write to privately, touched or not, and no pages of files.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from measuring import Target, console, memory_status, plan_table, run_child, sen
 
 TOPICS = ("code", "novel")
 OVER_PLAN = 1.1
+_HIERARCHY = Path("/sys/fs/cgroup/memory")
 _SCOPE = ["systemd-run", "--scope", "--quiet", "-p", "MemorySwapMax=0"]
 
 
@@ -31,6 +35,8 @@ def child(task: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (task["limit_bytes"], task["limit_bytes"]))
         # Stacks count whole, however little of them is used.
         threading.stack_size(1 << 20)
+    elif task["limit"].startswith("/"):
+        (Path(task["limit"]) / "cgroup.procs").write_text("0")
     from qwen_chat_mlx.engine.bench.workloads import load_workload, prompt_for
     from qwen_chat_mlx.engine.config import EngineConfig
     from qwen_chat_mlx.engine.session import Session
@@ -66,14 +72,36 @@ def can_scope() -> bool:
         return False
 
 
+@contextmanager
+def group(limit_bytes: int) -> Iterator[Path | None]:
+    """A control group with this limit of memory and none beyond it on swap; None where this user cannot make one."""
+    folder = _HIERARCHY / f"qwen-chat-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / "memory.swappiness").write_text("0")
+        (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
+    except OSError:
+        yield None
+        return
+    try:
+        yield folder
+        charged = int((folder / "memory.max_usage_in_bytes").read_text())
+        failures = int((folder / "memory.failcnt").read_text())
+        console.print(f"control group: limit {limit_bytes:,} B, most charged {charged:,} B, reached {failures:,} times")
+    finally:
+        folder.rmdir()
+
+
 def limited(task: dict[str, Any], limit_bytes: int) -> tuple[str, dict[str, Any] | None]:
     """(what the limit is, what the run found or None if it did not survive)."""
-    kind = "scope" if can_scope() else "data"
-    command = [*_SCOPE, "-p", f"MemoryMax={limit_bytes}"] if kind == "scope" else []
-    try:
-        return kind, run_child(__file__, task | {"limit": kind, "limit_bytes": limit_bytes}, command)
-    except SystemExit:
-        return kind, None
+    scope = can_scope()
+    with group(limit_bytes) as folder:
+        kind = "scope" if scope else str(folder or "data")
+        command = [*_SCOPE, "-p", f"MemoryMax={limit_bytes}"] if scope else []
+        try:
+            return kind, run_child(__file__, task | {"limit": kind, "limit_bytes": limit_bytes}, command)
+        except SystemExit:
+            return kind, None
 
 
 def main() -> int:
@@ -96,7 +124,7 @@ def main() -> int:
         settings = {"model": model, "context": args.context, "expert_cache": args.expert_cache, "mtp": args.mtp}
         plan = survey(EngineConfig(**settings)).plan
         kind, found = limited({"settings": settings, "reply": args.reply}, int(OVER_PLAN * plan.total_bytes))
-    limit = "control group" if kind == "scope" else "RLIMIT_DATA (a substitute for a control group)"
+    limit = "RLIMIT_DATA (a substitute for a control group)" if kind == "data" else "control group"
     targets = [Target(f"survives 1.1 x the plan, {limit}", str(found is not None), "True", found is not None)]
     if found is not None:
         ratio = found["peak"] / plan.total_bytes

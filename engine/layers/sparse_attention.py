@@ -23,7 +23,8 @@ _TILE_BYTES = 64 << 20
 
 def best_blocks(scores: mx.array, count: int) -> mx.array:
     """Mask [..., blocks] of the `count` highest scores of each row, the earlier block first at equal scores."""
-    threshold = mx.sort(scores, axis=-1)[..., scores.shape[-1] - count][..., None]
+    place = scores.shape[-1] - count
+    threshold = mx.partition(scores, place, axis=-1)[..., place, None]
     above = scores > threshold
     equal = scores == threshold
     left = count - above.sum(axis=-1, keepdims=True)
@@ -126,6 +127,9 @@ class SparseAttention:
             seen = first + stop
             mask = self._mask(index_q[start:stop], cache, first + start, seen)
             outputs.append(self._attend(q[:, start:stop], keys[:, :seen], values[:, :seen], mask))
+            if tile < t:
+                # A graph of many tiles would be evaluated side by side, the scores of all of them in memory at once.
+                mx.eval(outputs[-1])
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
 
     def _mask(self, index_q: mx.array, cache: KVCache, first: int, seen: int) -> mx.array:
