@@ -21,6 +21,7 @@ from .forward import Forward
 from .layers.device import cap_allocator_cache, on_gpu, recommended_memory_bytes
 from .layers.expert import APART_BYTES, ExpertMath
 from .layers.linear import Quantised
+from .machine import machine
 from .meter import Meter
 from .models.contract import Model, ModelConfig, RowTable, architecture_of
 from .offload.experts import ExpertStore
@@ -29,7 +30,7 @@ from .offload.layout import ExpertLayout, ReadRange, expert_layout, expert_scale
 from .offload.memory import PAGE, Pool
 from .offload.reader import BOUNCE_BYTES, Reader
 from .offload.rows import RowStore
-from .plan import MemoryPlan, Needs, PoolNeeds, machine, make_plan, size_text
+from .plan import MemoryPlan, Needs, PoolNeeds, make_plan, size_text
 
 __all__ = ["Loaded", "Survey", "load", "survey"]
 

@@ -6,14 +6,13 @@ memory: the context's keys and values, states kept for rewinding, whole-layer bu
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
 
 from .config import EngineConfig, parse_budget
 from .errors import BudgetError, MemoryPlanError
+from .machine import Machine
 
-__all__ = ["Machine", "MemoryPlan", "Needs", "PoolNeeds", "machine", "make_plan", "size_text"]
+__all__ = ["MemoryPlan", "Needs", "PoolNeeds", "make_plan", "size_text"]
 
 GIB, MIB = 1 << 30, 1 << 20
 PROGRAM_BYTES = 200 * MIB
@@ -30,16 +29,6 @@ _TILES_BYTES = 96 * MIB
 """Attention scores of the largest tile of queries, and what is made of them."""
 _GROWTH = 1.25
 """Rows grow in steps of a quarter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the plan knows of the machine."""
-
-    limit_bytes: int
-    """What this program may use without swapping."""
-    total_bytes: int
-    gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,46 +200,3 @@ def _refuse_budget(config: EngineConfig, plan: MemoryPlan, least: int, auto: boo
         f"offload.expert_cache = {config.expert_cache!r} holds {plan.slots} experts, fewer than the experts of one token.",
         f"Give it at least {size_text(least)}.",
     )
-
-
-def machine(*, gpu: bool = False, recommended_bytes: int | None = None) -> Machine:
-    """This machine: a share of what is free now, below any cgroup limit and Metal's recommended working set."""
-    total, free = _memory()
-    limit = int(free * 0.9)
-    cgroup = _cgroup_left()
-    if cgroup is not None:
-        limit = min(limit, int(cgroup * 0.95))
-    if recommended_bytes is not None:
-        limit = min(limit, recommended_bytes)
-    return Machine(limit, total, gpu)
-
-
-def _memory() -> tuple[int, int]:
-    """(total, available now) in bytes; what this process holds already counts as available."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if sys.platform == "darwin":
-        return total, int(total * 0.75)
-    with open("/proc/meminfo", encoding="ascii") as f:
-        fields = dict(line.split(":", 1) for line in f)
-    return total, int(fields["MemAvailable"].split()[0]) * 1024 + resident_set_bytes()
-
-
-def resident_set_bytes() -> int:
-    """Resident set of this process now."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _cgroup_left() -> int | None:
-    """Bytes that the control group still gives, this process's own included; None without a limit."""
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as f:
-            text = f.read().strip()
-        return None if text == "max" else int(text)
-    except (OSError, ValueError):
-        return None

@@ -21,8 +21,9 @@ from .config import EngineConfig
 from .decode import Step, plain_steps
 from .errors import ContextFullError, RequestError, UnavailableError
 from .loader import Loaded, Progress, Survey, load
+from .machine import resident_set_bytes
 from .meter import Meter
-from .plan import PREFILL_WINDOW, WIDE_KEPT_BYTES, resident_set_bytes
+from .plan import PREFILL_WINDOW, WIDE_KEPT_BYTES
 from .prefill import OnProgress, PromptOrder, run_prompt
 from .sampling import Sampler
 from .speculate.control import Control

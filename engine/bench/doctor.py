@@ -17,9 +17,10 @@ from ..config import EngineConfig
 from ..errors import CheckpointError
 from ..layers.device import on_gpu, recommended_memory_bytes
 from ..loader import Survey, survey
+from ..machine import machine
 from ..offload.layout import ExpertLayout
 from ..offload.reader import Reader
-from ..plan import MemoryPlan, machine
+from ..plan import MemoryPlan
 
 __all__ = [
     "Diagnosis",
