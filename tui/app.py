@@ -33,7 +33,6 @@ from .recorder import Recorder
 from .screens.chat import ChatScreen
 from .state import ChatState
 from .terminal import interpreter
-from .terminal.clipboard import copy
 from .terminal.instances import Instances
 from .text.layout import warm_up
 from .text.sanitise import clean, one_line
@@ -136,7 +135,7 @@ class QwenChatApp(ConfiguredApp, inherit_bindings=False):
         return super().get_driver_class()
 
     def get_default_screen(self) -> ChatScreen:
-        return ChatScreen()
+        return ChatScreen(self.size)
 
     def on_mount(self) -> None:
         if self._theme_problem:
@@ -384,6 +383,8 @@ class QwenChatApp(ConfiguredApp, inherit_bindings=False):
             self.say(problem, "warning")
 
     def copy(self, text: str, what: str) -> None:
+        from .terminal.clipboard import copy
+
         done = copy(text, self._write_raw, what)
         self.say(done.sentence)
 

@@ -27,6 +27,8 @@ _LANGUAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
+    """One file that a prompt refers to."""
+
     token: str
     """As typed, with its @."""
     path: Path

@@ -17,6 +17,8 @@ __all__ = ["BY_NAME", "COMMANDS", "Command", "matching", "parse"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """One slash command."""
+
     name: str
     """With its slash."""
     what: str

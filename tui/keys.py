@@ -14,6 +14,8 @@ Scope = Literal["always", "app", "composer", "transcript"]
 
 @dataclass(frozen=True, slots=True)
 class Action:
+    """One thing that a key does."""
+
     id: str
     keys: str
     """Comma-separated Textual key names; the first one is shown."""

@@ -54,9 +54,15 @@ class ConfiguredApp(App[int], inherit_bindings=False):
         palette, problem = choose(name, self._own_themes)
         theme = textual_theme(palette)
         self.register_theme(theme)
-        if self.theme == theme.name and self.is_running:
+        if not self.is_running:
+            # What Textual does at a change, short of reading and working out every style a second time.
+            self.set_reactive(App.theme, theme.name)
+            self.stylesheet.set_variables(self.get_css_variables())
+            self._refresh_truecolor_filter(self.ansi_theme)
+        elif self.theme == theme.name:
             self.refresh_css()
-        self.theme = theme.name
+        else:
+            self.theme = theme.name
         self.ui = replace(self.ui, theme=palette.name)
         return problem
 
@@ -73,7 +79,7 @@ class ConfiguredApp(App[int], inherit_bindings=False):
     def use_keys(self) -> None:
         """Bind the keys in force and name those given twice; an action without keys gets one that no terminal sends."""
         self.set_keymap({name: keys or f"unbound_{name}" for name, keys in self.keys.items()})
-        for key, a, b in clashes(self.keys):
+        for key, a, b in clashes(self.keys) if self.ui.keys else ():
             if a in self.ui.keys or b in self.ui.keys:
                 self.say(f"[keys] {key} is given to both {a} and {b}; the first one has it.", "warning")
         self.keys_changed()

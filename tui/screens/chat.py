@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.geometry import Size
 from textual.widgets import Static
 
 from .. import commands
@@ -42,8 +43,11 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         Binding(a.keys, a.id, a.what, id=a.id, show=False, priority=a.priority) for a in ACTIONS if a.scope == "app"
     ]
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, size: Size) -> None:
+        """`size` is the terminal's: classes that came only with the first layout would have every style worked out again."""
+        wide = [name for least, name in self.HORIZONTAL_BREAKPOINTS or () if size.width >= least]
+        tall = [name for least, name in self.VERTICAL_BREAKPOINTS or () if size.height >= least]
+        super().__init__(classes=f"{wide[-1]} {tall[-1]}")
         self._drafts = {}
         self._digits_at = 0.0
         self._stage: tuple[object, ...] = ()

@@ -16,6 +16,7 @@ from .restore import keys_send_signals, restore_terminal, save_terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 __all__ = ["MARK", "parent_pipe", "supervise"]
@@ -35,9 +36,7 @@ def parent_pipe() -> int | None:
 
 
 def supervise() -> int | None:
-    """Run this very command again as a child and return its exit code; None where that is impossible."""
-    if not sys.executable or not getattr(sys, "orig_argv", None):
-        return None
+    """Go on in a child and return its exit code. None in a child that was forked, and where there can be no child."""
     fd = sys.stdin.fileno()
     saved = save_terminal(fd)
     began = time.time()
@@ -57,26 +56,23 @@ class _Child:
     def __init__(self, terminal: int) -> None:
         self._terminal = terminal
         self._pid = 0
-        self._early: list[int] = []
 
     def start(self) -> bool:
-        for name in PASSED_ON:
-            signal.signal(getattr(signal, name), self._pass_on)
+        """True in the parent of a new child."""
+        numbers = [getattr(signal, name) for name in PASSED_ON]
         ends, self._alive = os.pipe()
-        os.set_inheritable(ends, True)
+        # Signals wait until the parent knows whom to pass them to; a child has them handled as if it had no parent.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         try:
-            # The whole path comes first, since an environment is found from the name a Python was started by.
-            argv = [sys.executable, *sys.orig_argv[1:]]
-            self._pid = os.posix_spawn(sys.executable, argv, {**os.environ, MARK: str(ends)})
+            self._pid = _fork(ends) if _forks_safely() else _spawn(ends, mask)
+            for number in numbers if self._pid else ():
+                signal.signal(number, self._pass_on)
         except OSError:
-            for name in PASSED_ON:
-                signal.signal(getattr(signal, name), signal.SIG_DFL if name != "SIGINT" else signal.default_int_handler)
-            return False
-        finally:
             os.close(ends)
-        for number in self._early:
-            os.kill(self._pid, number)
-        return True
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(ends if self._pid else self._alive)
+        return self._pid != 0
 
     def wait(self) -> int:
         """Until the child has ended; when it stops, this process stops with it. Its wait status."""
@@ -103,13 +99,33 @@ class _Child:
     def _pass_on(self, number: int, _frame: object) -> None:
         if number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP) and keys_send_signals(self._terminal):
             return
-        if self._pid:
-            try:
-                os.kill(self._pid, number)
-            except ProcessLookupError:
-                return
-        else:
-            self._early.append(number)
+        try:
+            os.kill(self._pid, number)
+        except ProcessLookupError:
+            return
+
+
+def _forks_safely() -> bool:
+    """A fork has one thread, whatever others held; and Apple's frameworks do not work in one that runs no new program."""
+    return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+
+
+def _fork(ends: int) -> int:
+    """The child's process id; 0 in the child, which saves the start of a second interpreter."""
+    pid = os.fork()
+    if not pid:
+        os.environ[MARK] = str(ends)
+    return pid
+
+
+def _spawn(ends: int, mask: Iterable[int]) -> int:
+    """Run this very command again; its process id."""
+    if not sys.executable or not getattr(sys, "orig_argv", None):
+        raise OSError
+    os.set_inheritable(ends, True)
+    # The whole path comes first, since an environment is found from the name a Python was started by.
+    argv = [sys.executable, *sys.orig_argv[1:]]
+    return os.posix_spawn(sys.executable, argv, {**os.environ, MARK: str(ends)}, setsigmask=mask)
 
 
 def _what_happened(number: int, began: float) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from textual import events
 from textual.message import Message
@@ -33,7 +32,6 @@ def _long(text: str) -> bool:
 
 
 class Composer(TextArea):
-    @dataclass
     class QuitAsked(Message):
         """Ctrl+D on an empty prompt."""
 

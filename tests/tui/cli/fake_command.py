@@ -7,15 +7,19 @@ import sys
 from qwen_chat_mlx import engine
 from qwen_chat_mlx.engine import errors
 from qwen_chat_mlx.engine.fake import FakeEngine, FakeReply, FakeScript
+from qwen_chat_mlx.tui.terminal import supervisor
 
 
 def install(given: dict) -> None:
-    """Put a FakeEngine behind the engine's door. `given`: FakeScript fields, replies as dicts, `speed`, `log` (a file), `noise`, `crash`."""
+    """Put a FakeEngine behind the engine's door. `given`: FakeScript fields, replies as dicts, `speed`, `log` (a file), `noise`,
+    `crash`, `spawn` (the chat is a new program even where a fork would do)."""
     given = dict(given)
     speed = given.pop("speed", 100.0)
     log = given.pop("log", None)
     crash = given.pop("crash", False)
     noise = given.pop("noise", "").encode()
+    if given.pop("spawn", False):
+        supervisor._forks_safely = lambda: False
     for name in ("load_error",):
         if name in given:
             kind, message, hint = given[name]

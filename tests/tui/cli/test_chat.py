@@ -14,6 +14,7 @@ from qwen_chat_mlx.tui.terminal.restore import RESTORE
 
 OPEN = rb"\x1b\[\?1049h"
 READY = "Fake"
+BOTH = pytest.mark.parametrize("spawn", [False, True], ids=["forked", "spawned"])
 OFF = (b"\x1b[?1049l", b"\x1b[?1003l", b"\x1b[<u", b"\x1b[?2004l", b"\x1b[?25h")
 
 
@@ -34,16 +35,18 @@ def restored(t, before, since=0):
     assert t.modes() == before
 
 
-def test_quitting_restores_the_terminal_and_exits_0(terminal):
-    t, before = started(terminal)
+@BOTH
+def test_quitting_restores_the_terminal_and_exits_0(terminal, spawn):
+    t, before = started(terminal, script={"load_s": 0.2, "spawn": spawn})
     t.type(b"\x11")
     assert t.wait() == 0
     restored(t, before)
 
 
+@BOTH
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_a_signal_to_the_parent_ends_the_chat_in_order(terminal, number, code):
-    t, before = started(terminal)
+def test_a_signal_to_the_parent_ends_the_chat_in_order(terminal, number, code, spawn):
+    t, before = started(terminal, script={"load_s": 0.2, "spawn": spawn})
     began = time.monotonic()
     t.kill(number)
     assert t.wait() == code
@@ -52,11 +55,14 @@ def test_a_signal_to_the_parent_ends_the_chat_in_order(terminal, number, code):
     assert b"Traceback" not in t.got
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("number", "code", "words"), [(signal.SIGKILL, 137, b"memory"), (signal.SIGABRT, 134, b"SIGABRT")]
 )
-def test_after_a_sudden_death_the_parent_restores_the_terminal_and_says_what_happened(terminal, number, code, words):
-    t, before = started(terminal, script={"load_s": 0.2, "noise": "the last \x1b[31mwords\n"})
+def test_after_a_sudden_death_the_parent_restores_the_terminal_and_says_what_happened(
+    terminal, number, code, words, spawn
+):
+    t, before = started(terminal, script={"load_s": 0.2, "noise": "the last \x1b[31mwords\n", "spawn": spawn})
     since = len(t.got)
     (child,) = t.children()
     os.kill(child, number)
@@ -70,8 +76,9 @@ def test_after_a_sudden_death_the_parent_restores_the_terminal_and_says_what_hap
     assert b"\x1b[31m" not in t.got[since:]
 
 
-def test_when_the_parent_is_killed_the_child_ends_too(terminal):
-    t, _ = started(terminal)
+@BOTH
+def test_when_the_parent_is_killed_the_child_ends_too(terminal, spawn):
+    t, _ = started(terminal, script={"load_s": 0.2, "spawn": spawn})
     (child,) = t.children()
     os.kill(t.pid, signal.SIGKILL)
     t.wait()
@@ -83,6 +90,44 @@ def test_when_the_parent_is_killed_the_child_ends_too(terminal):
         time.sleep(0.1)
     os.kill(child, signal.SIGKILL)
     pytest.fail("the child lives on")
+
+
+@BOTH
+@pytest.mark.parametrize("after_s", [0.0, 0.03, 0.06, 0.1])
+def test_a_signal_at_any_moment_of_the_start_ends_both_and_restores_the_terminal(terminal, spawn, after_s):
+    t = terminal(script={"load_s": 0.2, "spawn": spawn})
+    before = t.modes()
+    for _ in range(200):
+        if t.children():
+            break
+        time.sleep(0.01)
+    (child,) = t.children()
+    time.sleep(after_s)
+    t.kill(signal.SIGTERM)
+    assert t.wait() == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    assert t.modes() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks")
+def test_a_second_interpreter_is_started_only_where_this_one_has_other_threads(monkeypatch):
+    import threading
+
+    from qwen_chat_mlx.tui.terminal import supervisor
+
+    ask = "from qwen_chat_mlx.tui.terminal import supervisor; print(supervisor._forks_safely())"
+    assert subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout == "True\n"
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        assert not supervisor._forks_safely()
+    finally:
+        done.set()
+        other.join()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not supervisor._forks_safely()
 
 
 def stopped(pid):
