@@ -247,6 +247,21 @@ def test_queries_in_tiles_equal_queries_at_once(monkeypatch: pytest.MonkeyPatch)
     assert far(layer(x, layer.new_cache()), at_once) <= WITHIN
 
 
+def test_only_one_tile_of_scores_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, keys, tile_bytes = 256, 2048, 256 << 10
+    monkeypatch.setattr("qwen_chat_mlx.engine.layers.sparse_attention._TILE_BYTES", tile_bytes)
+    layer = attention(seed=5)
+    cache = layer.new_cache()
+    x = mx.array(rows_of(np.random.default_rng(3), keys, 32))
+    for start in range(0, keys - queries, queries):
+        mx.eval(layer(x[start : start + queries], cache), cache.arrays())
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(layer(x[-queries:], cache))
+    # All scores at once are 16 tiles.
+    assert mx.get_peak_memory() - before < 6 * tile_bytes
+
+
 def test_while_the_budget_covers_every_block_no_score_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = attention()
     monkeypatch.setattr(layer, "_scores", lambda *_: pytest.fail("scored"))
