@@ -5,7 +5,7 @@ Reads nothing but the trace and prints nothing; time and bytes are not simulated
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,8 +70,8 @@ class Belady:
     def prime(self, layer: int, rows: np.ndarray) -> None:
         self.record(layer, ())
 
-    def victims(self, count: int, blocked: Collection[int]) -> list[int]:
-        return self._ranks.victims(count, blocked, self._offset)
+    def evict(self, count: int, layer: int, protected: Sequence[int], pinned: Container[int]) -> list[int]:
+        return self._ranks.evict(count, layer, protected, pinned, self._offset)
 
     def worth(self, layer: int) -> np.ndarray:
         return self._never - self._ranks.value[layer]

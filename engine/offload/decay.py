@@ -6,7 +6,7 @@ weighted sum of them, and the weights are learned while the model runs: nothing 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -46,6 +46,7 @@ class DecayPolicy:
         self._squares: np.ndarray | None = None
         self._products = np.zeros(len(KEEP) + 1)
         self._turns = 0
+        self._least = np.full(experts, LEAST_CHANCE, np.float32)
         distance = (np.arange(layers)[None] - np.arange(layers)[:, None] - 1) % layers + 1
         self._distances = distance / layers
         self._offset = np.zeros(layers)
@@ -71,8 +72,8 @@ class DecayPolicy:
         # All layers are equally far from a decode that has not begun.
         self._offset = np.zeros(self._layers)
 
-    def victims(self, count: int, blocked: Collection[int]) -> list[int]:
-        return self._ranks.victims(count, blocked, self._offset)
+    def evict(self, count: int, layer: int, protected: Sequence[int], pinned: Container[int]) -> list[int]:
+        return self._ranks.evict(count, layer, protected, pinned, self._offset)
 
     def worth(self, layer: int) -> np.ndarray:
         return 1 / self._ranks.value[layer]
@@ -80,15 +81,15 @@ class DecayPolicy:
     def _remember(self, layer: int, experts: np.ndarray, learns: bool) -> None:
         """Take in what was asked for, after comparing it with what the memories said where `learns`."""
         memory, scale = self._memory[layer], self._scale[layer]
-        asked = memory[experts]
+        asked = memory.take(experts, 0)
         if self._squares is None:
             self._start(len(experts))
         if learns:
             self._squares += memory.T @ memory * (scale[:, None] * scale)
-            self._products += asked.sum(axis=0) * scale
+            self._products += np.add.reduce(asked) * scale
         scale *= self._keep
         memory[experts] = asked + self._mark / scale
-        if scale[0] < LEAST_SCALE:
+        if scale.item(0) < LEAST_SCALE:
             self._fold(layer)
 
     def _fold(self, layer: int) -> None:
@@ -120,4 +121,4 @@ class DecayPolicy:
 
     def _judge(self, layer: int) -> None:
         chance = self._memory[layer] @ (self._weights * self._scale[layer])
-        self._ranks.put(layer, 1 / np.maximum(chance, LEAST_CHANCE))
+        self._ranks.put(layer, np.reciprocal(np.maximum(chance, self._least, out=chance)))

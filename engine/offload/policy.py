@@ -7,7 +7,7 @@ and the replay use the same objects. Nothing here knows bytes, files, threads or
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Container, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -41,7 +41,7 @@ class Claim(NamedTuple):
 
 
 class Policy(Protocol):
-    """Ranks resident keys. `added` and `removed` keep it informed; keys are layer * experts + expert."""
+    """Ranks residents; keys are layer * experts + expert. It knows them from `added`, `removed` and its own `evict`."""
 
     def record(self, layer: int, experts: Sequence[int]) -> None:
         """One forward asks `layer` for these distinct experts, resident or not."""
@@ -51,12 +51,19 @@ class Policy(Protocol):
         """A prompt went through `layer`; `rows` int [T, top_k] are its routes, oldest first."""
         ...
 
-    def added(self, key: Key) -> None: ...
+    def added(self, layer: int, experts: Sequence[int]) -> None:
+        """These, distinct and not resident so far, have slots from now on."""
+        ...
 
-    def removed(self, key: Key) -> None: ...
+    def removed(self, key: Key) -> None:
+        """A resident has lost its slot without being evicted."""
+        ...
 
-    def victims(self, count: int, blocked: Collection[Key]) -> list[Key]:
-        """Up to `count` residents that are not blocked, the first to leave first. Changes nothing."""
+    def evict(self, count: int, layer: int, protected: Sequence[int], pinned: Container[Key]) -> list[Key]:
+        """Choose `count` residents, the first to leave first, that are resident no more from now on.
+
+        Nobody `pinned` and none of the experts `protected` of `layer`; without those at least `count` are left.
+        """
         ...
 
     def worth(self, layer: int) -> np.ndarray:
@@ -128,9 +135,11 @@ class SlotTable:
             self.policy.record(layer, experts)
         return Lookup(hits, misses)
 
-    def free_slots(self, layer: int, protected: Collection[int] = ()) -> int:
+    def free_slots(self, layer: int, protected: Sequence[int] = ()) -> int:
         """How many claims would succeed now: empty slots and residents neither pinned nor among `protected`."""
-        return self.slots - len(self._blocked(layer, protected))
+        base = layer * self.experts
+        blocked = {base + e for e in protected if base + e in self._slot_of}
+        return self.slots - len(blocked.union(self._pins))
 
     def waves(self, layer: int, experts: Sequence[int]) -> list[list[int]]:
         """Split a union of distinct experts into consecutive groups that fit the slots at once, residents first.
@@ -148,40 +157,32 @@ class SlotTable:
 
     # ---- claiming
 
-    def claim(self, layer: int, expert: int, protected: Collection[int] = ()) -> Claim:
+    def claim(self, layer: int, expert: int, protected: Sequence[int] = ()) -> Claim:
         """A slot for one expert that is not resident; see `claim_all`."""
         return self.claim_all(layer, (expert,), protected)[0]
 
-    def claim_all(self, layer: int, experts: Sequence[int], protected: Collection[int] = ()) -> list[Claim]:
+    def claim_all(self, layer: int, experts: Sequence[int], protected: Sequence[int] = ()) -> list[Claim]:
         """Slots for distinct experts of `layer` that are not resident, in order; they count as resident from now on.
 
         Nobody in `protected` (experts of the same layer), pinned or being claimed is evicted. Raises ValueError if the
         slots do not suffice (`waves` says how to split).
         """
-        base = layer * self.experts
+        base, here = layer * self.experts, self._slot_of
         keys = [base + e for e in experts]
-        if any(k in self._slot_of for k in keys) or len(set(keys)) != len(keys):
+        if len(set(keys)) < len(keys) or not here.keys().isdisjoint(keys):
             raise ValueError("only distinct experts that are not resident can be claimed")
-        need = len(keys) - len(self._free)
-        leaving: list[Key] = []
-        if need > 0:
-            leaving = self.policy.victims(need, self._blocked(layer, protected))
-            if len(leaving) < need:
-                raise ValueError(f"{len(keys)} slots were asked for, {len(self._free) + len(leaving)} can be had")
-        claims = []
-        for e, key in zip(experts, keys):
-            evicted = None
-            if self._free:
-                slot = self._free.pop()
-            else:
-                victim = leaving[len(claims) - len(keys) + need]
-                slot = self._slot_of.pop(victim)
-                self.policy.removed(victim)
-                evicted = divmod(victim, self.experts)
-            self._slot_of[key] = slot
-            self.policy.added(key)
-            claims.append(Claim(e, slot, evicted))
-        return claims
+        need = max(0, len(keys) - len(self._free))
+        if need > len(here) - len(self._pins) - len(protected) and len(keys) > self.free_slots(layer, protected):
+            raise ValueError(f"{len(keys)} slots were asked for, {self.free_slots(layer, protected)} can be had")
+        slots = [self._free.pop() for _ in range(len(keys) - need)]
+        evicted: list[tuple[int, int] | None] = [None] * len(slots)
+        if need:
+            victims = self.policy.evict(need, layer, protected, self._pins)
+            slots += map(here.pop, victims)
+            evicted += [divmod(v, self.experts) for v in victims]
+        here.update(zip(keys, slots))
+        self.policy.added(layer, experts)
+        return list(map(Claim, experts, slots, evicted))
 
     def release(self, layer: int, expert: int) -> None:
         """Undo a claim whose read failed or was cancelled, or forget an expert: its slot is empty. Pins are dropped."""
@@ -232,19 +233,20 @@ class SlotTable:
         ]
         del wanted[self.experts if most is None else most :]
         room = len(self._free)
-        take, rivals = wanted[:room], wanted[room:]
-        for e, victim in zip(rivals, self.policy.victims(len(rivals), set(self._pins))):
-            layer_of, expert = divmod(victim, self.experts)
-            if worth[e] <= self.policy.worth(layer_of)[expert]:
-                break
-            take.append(e)
-        return self.claim_all(layer, take)
+        if len(wanted) > room:
+            coldest = self._worths()
+            rivals = worth[wanted[room : room + len(coldest)]]
+            del wanted[room + int((rivals > coldest[: len(rivals)]).sum()) :]
+        return self.claim_all(layer, wanted)
 
-    def _blocked(self, layer: int, protected: Iterable[int]) -> set[Key]:
-        base = layer * self.experts
-        blocked = {base + e for e in protected if base + e in self._slot_of}
-        blocked.update(self._pins)
-        return blocked
+    def _worths(self) -> np.ndarray:
+        """What residents without pins are worth, ascending."""
+        layers, experts = np.divmod(np.array([k for k in self._slot_of if k not in self._pins], int), self.experts)
+        worths = np.zeros(len(layers))
+        for layer in np.unique(layers).tolist():
+            mine = layers == layer
+            worths[mine] = self.policy.worth(layer)[experts[mine]]
+        return np.sort(worths)
 
 
 class LruPolicy:
@@ -273,14 +275,19 @@ class LruPolicy:
         for key in sorted(mine, key=self._last.flat.__getitem__):
             self._order.move_to_end(key)
 
-    def added(self, key: Key) -> None:
-        self._order[key] = None
+    def added(self, layer: int, experts: Sequence[int]) -> None:
+        for e in experts:
+            self._order[layer * self._experts + e] = None
 
     def removed(self, key: Key) -> None:
         del self._order[key]
 
-    def victims(self, count: int, blocked: Collection[Key]) -> list[Key]:
-        return list(islice((key for key in self._order if key not in blocked), count))
+    def evict(self, count: int, layer: int, protected: Sequence[int], pinned: Container[Key]) -> list[Key]:
+        mine = {layer * self._experts + e for e in protected}
+        found = list(islice((key for key in self._order if key not in mine and key not in pinned), count))
+        for key in found:
+            del self._order[key]
+        return found
 
     def worth(self, layer: int) -> np.ndarray:
         return self._last[layer]
@@ -317,8 +324,8 @@ class LfuPolicy:
     def _refresh(self, layer: int) -> None:
         self._ranks.put(layer, -self._counts[layer])
 
-    def victims(self, count: int, blocked: Collection[Key]) -> list[Key]:
-        return self._ranks.victims(count, blocked, self._level)
+    def evict(self, count: int, layer: int, protected: Sequence[int], pinned: Container[Key]) -> list[Key]:
+        return self._ranks.evict(count, layer, protected, pinned, self._level)
 
     def worth(self, layer: int) -> np.ndarray:
         return self._counts[layer]

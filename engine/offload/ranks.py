@@ -1,13 +1,12 @@
 """Who leaves first among the residents of all layers, kept cheap where the values of one layer at a time change.
 
-Between two turns of a layer its values stand still, so only the first of each layer have to be compared, and whoever was
-found to come next is remembered until then.
+Between two turns of a layer its values stand still, so only the first of each layer have to be compared, and a layer
+is searched again only when its first has left or its values or residents have changed.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Collection
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -24,69 +23,66 @@ class LayerRanks:
 
     def __init__(self, layers: int, experts: int, dtype: type[np.floating] = np.float64) -> None:
         self._experts = experts
-        self.value = np.zeros((layers, experts), dtype)
-        """[layers, experts], all finite; written by `put` only."""
-        self._resident = np.zeros((layers, experts), bool)
-        # Each layer's first to leave, as sorted (-value, expert): at least one while anybody is resident. The values of
-        # the other residents stand in `_rest`; none of them leaves before anybody in the queue.
-        self._queues: list[list[tuple[float, int]]] = [[] for _ in range(layers)]
-        self._rest = np.full((layers, experts), _NEVER, dtype)
+        self.value = [np.zeros(experts, dtype) for _ in range(layers)]
+        """[experts] a layer, all finite; from `put` only."""
+        # What is added to the values: 0 for residents, _NEVER for everybody else.
+        self._absent = [np.full(experts, _NEVER, dtype) for _ in range(layers)]
+        # The sums, and each layer's first to leave with its value: right for the layers not in `_stale`.
+        self._sums = [np.full(experts, _NEVER, dtype) for _ in range(layers)]
+        self._first = [0] * layers
         self._heads = np.full(layers, _NEVER)
+        self._stale: set[int] = set()
 
     def put(self, layer: int, values: np.ndarray) -> None:
-        """New values of a layer, [experts]."""
+        """New values of a layer, [experts], of the dtype given; they are kept, not copied."""
         self.value[layer] = values
-        np.copyto(self._rest[layer], values, where=self._resident[layer])
-        self._queues[layer].clear()
-        self._heads[layer] = -self._queues[layer][0][0] if self._draw(layer) else _NEVER
+        self._stale.add(layer)
 
-    def added(self, key: int) -> None:
-        layer, expert = divmod(key, self._experts)
-        value = self.value.item(layer, expert)
-        self._resident[layer, expert] = True
-        queue, place = self._queues[layer], (-value, expert)
-        if queue and place > queue[-1]:
-            self._rest[layer, expert] = value
-        else:
-            insort(queue, place)
-            self._heads[layer] = -queue[0][0]
+    def added(self, layer: int, experts: Sequence[int]) -> None:
+        """These have slots from now on."""
+        absent = self._absent[layer]
+        for expert in experts:
+            absent[expert] = 0.0
+        self._stale.add(layer)
 
     def removed(self, key: int) -> None:
+        """A resident has lost its slot."""
         layer, expert = divmod(key, self._experts)
-        self._resident[layer, expert] = False
-        queue = self._queues[layer]
-        if queue[0][1] == expert:
-            del queue[0]
-            self._heads[layer] = -queue[0][0] if queue or self._draw(layer) else _NEVER
-        elif (place := (-self.value.item(layer, expert), expert)) <= queue[-1]:
-            queue.remove(place)
-        else:
-            self._rest[layer, expert] = _NEVER
+        self._absent[layer][expert] = _NEVER
+        self._stale.add(layer)
 
-    def victims(self, count: int, blocked: Collection[int], offset: np.ndarray) -> list[int]:
-        """Up to `count` resident keys that are not blocked, the first to leave first; `offset` is float64 [layers]."""
-        ranks = self._heads + offset
-        passed: dict[int, int] = {}
+    def evict(
+        self, count: int, layer: int, protected: Sequence[int], pinned: Container[int], offset: np.ndarray
+    ) -> list[int]:
+        """Remove up to `count` residents, the first to leave first; `offset` is float64 [layers].
+
+        Nobody `pinned` and none of the experts `protected` of `layer`.
+        """
+        sums, absent, first, heads = self._sums, self._absent, self._first, self._heads
+        self._stale.add(layer)
+        for at in self._stale:
+            sums[at] = here = self.value[at] + absent[at]
+            if at == layer:
+                for expert in protected:
+                    here[expert] = _NEVER
+            first[at] = best = int(here.argmax())
+            heads[at] = here.item(best)
+        self._stale = {layer}
+        ranks = heads + offset
         found: list[int] = []
         while len(found) < count:
-            layer = int(ranks.argmax())
-            queue, at = self._queues[layer], passed.get(layer, 0)
-            if at == len(queue):
+            at = int(ranks.argmax())
+            here, expert = sums[at], first[at]
+            if here.item(expert) == _NEVER:
                 break
-            key = layer * self._experts + queue[at][1]
-            if key not in blocked:
+            here[expert] = _NEVER
+            key = at * self._experts + expert
+            if key in pinned:
+                self._stale.add(at)
+            else:
+                absent[at][expert] = _NEVER
                 found.append(key)
-            passed[layer] = at = at + 1
-            ranks[layer] = offset[layer] - queue[at][0] if at < len(queue) or self._draw(layer) else _NEVER
+            first[at] = best = int(here.argmax())
+            heads[at] = head = here.item(best)
+            ranks[at] = head + offset.item(at)
         return found
-
-    def _draw(self, layer: int) -> bool:
-        """Move the first of a layer's rest to the end of its queue; False if there is none."""
-        rest = self._rest[layer]
-        expert = int(rest.argmax())
-        value = rest.item(expert)
-        if value == _NEVER:
-            return False
-        rest[expert] = _NEVER
-        self._queues[layer].append((-value, expert))
-        return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,18 @@ from qwen_chat_mlx.engine.offload.policy import POLICIES, LfuPolicy, SlotTable
 
 LAYERS, EXPERTS = 3, 6
 everyone = pytest.mark.parametrize("policy", sorted(POLICIES))
+
+
+def leave(
+    resident: list[int], count: int, layer: int, protected: Sequence[int], pinned: Container[int],
+    rank: Callable[[int], Any],
+) -> list[int]:  # fmt: skip
+    """Take the first `count` of all that may leave, sorted anew, out of `resident`."""
+    may = [k for k in resident if k not in pinned and k not in {layer * EXPERTS + e for e in protected}]
+    found = sorted(may, key=rank)[:count]
+    for key in found:
+        resident.remove(key)
+    return found
 
 
 class SlowLru:
@@ -30,16 +43,17 @@ class SlowLru:
             self.clock += 1
             self.last[layer * EXPERTS + e] = self.clock
 
-    def added(self, key: int) -> None:
-        self.clock += 1
-        self.last[key] = self.clock
-        self.resident.append(key)
+    def added(self, layer: int, experts: Sequence[int]) -> None:
+        for e in experts:
+            self.clock += 1
+            self.last[layer * EXPERTS + e] = self.clock
+            self.resident.append(layer * EXPERTS + e)
 
     def removed(self, key: int) -> None:
         self.resident.remove(key)
 
-    def victims(self, count: int, blocked: Collection[int]) -> list[int]:
-        return sorted((k for k in self.resident if k not in blocked), key=self.last.__getitem__)[:count]
+    def evict(self, count: int, layer: int, protected: Sequence[int], pinned: Container[int]) -> list[int]:
+        return leave(self.resident, count, layer, protected, pinned, lambda k: self.last[k])
 
 
 class SlowLfu:
@@ -58,14 +72,33 @@ class SlowLfu:
             for e in range(EXPERTS):
                 self.counts[layer * EXPERTS + e] /= 2
 
-    def added(self, key: int) -> None:
-        self.resident.append(key)
+    def added(self, layer: int, experts: Sequence[int]) -> None:
+        self.resident += [layer * EXPERTS + e for e in experts]
 
     def removed(self, key: int) -> None:
         self.resident.remove(key)
 
-    def victims(self, count: int, blocked: Collection[int]) -> list[int]:
-        return sorted((k for k in self.resident if k not in blocked), key=lambda k: (self.counts[k], k))[:count]
+    def evict(self, count: int, layer: int, protected: Sequence[int], pinned: Container[int]) -> list[int]:
+        return leave(self.resident, count, layer, protected, pinned, lambda k: (self.counts[k], k))
+
+
+class SlowDecay(DecayPolicy):
+    """The same expectations, by sorting all residents."""
+
+    def __init__(self) -> None:
+        super().__init__(LAYERS, EXPERTS)
+        self.resident: list[int] = []
+        self.added, self.removed = self._added, self.resident.remove
+
+    def _added(self, layer: int, experts: Sequence[int]) -> None:
+        self.resident += [layer * EXPERTS + e for e in experts]
+
+    def evict(self, count: int, layer: int, protected: Sequence[int], pinned: Container[int]) -> list[int]:
+        def rank(key: int) -> tuple[float, int]:
+            at, expert = divmod(key, EXPERTS)
+            return -(float(self._ranks.value[at][expert]) + self._offset[at]), key
+
+        return leave(self.resident, count, layer, protected, pinned, rank)
 
 
 forwards = st.lists(
@@ -85,7 +118,7 @@ def drive(table: SlotTable, forwards: list[tuple[int, list[int]]]) -> list[tuple
     return seen
 
 
-@pytest.mark.parametrize(("name", "slow"), [("lru", SlowLru), ("lfu", SlowLfu)])
+@pytest.mark.parametrize(("name", "slow"), [("lru", SlowLru), ("lfu", SlowLfu), ("decay", SlowDecay)])
 @given(forwards=forwards, slots=st.integers(3, 12))
 @settings(max_examples=25, deadline=None)
 def test_the_fast_policy_evicts_whom_the_slow_one_evicts(
