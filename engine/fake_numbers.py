@@ -40,7 +40,7 @@ class FakeCounters:
         self.depth_counts = [0] * (MAX_DRAFT + 1)
         self.fallbacks = self.streak = self.steps = 0
         self.mtp: tuple[MtpMode, MtpState, str, int] = ("off", "UNAVAILABLE", "", 0)
-        self.hits = self.misses = self.evictions = self.read_bytes = self.reads = 0
+        self.hits = self.misses = self.verify_misses = self.evictions = self.read_bytes = self.reads = 0
         self.busy_s = 0.0
         self.context_used = 0
         total = max(1, model.layers * model.experts_per_layer)
@@ -83,7 +83,9 @@ class FakeCounters:
             self.plain_steps += 1
             self.plain_s += seconds
         rows = 1 + 0.7 * proposed
+        before = self.misses
         self._look_up(int(self.model.layers * self.model.top_k * rows), seconds)
+        self.verify_misses += self.misses - before if proposed else 0
 
     def _look_up(self, lookups: int, seconds: float) -> None:
         warm = min(1.0, self.steps / self.disk.warm_steps) if self.disk.warm_steps else 1.0
@@ -124,6 +126,7 @@ class FakeCounters:
                 self.hits, self.misses, self.evictions, self.read_bytes, slots=self.slots, resident=self.resident,
                 resident_bytes=resident_bytes, budget_bytes=self.model.expert_cache_bytes,
                 total=self.model.layers * self.model.experts_per_layer, syncs=self.steps * self.model.layers,
+                plain_misses=self.misses - self.verify_misses, verify_misses=self.verify_misses,
             ),
             ExpertStats(),
             SsdStats(

@@ -216,6 +216,11 @@ class ExpertStats:
     """Hits of the latest stretch of decode over the most that knowing the future would give, 0..1; None until known."""
 
     @property
+    def decode_misses(self) -> int:
+        """Misses of plain steps, checks and drafting; the prompt's are not among them."""
+        return self.plain_misses + self.verify_misses + self.draft_misses
+
+    @property
     def hit_rate(self) -> float | None:
         """Hits over lookups, 0..1; None before the first lookup."""
         asked = self.hits + self.misses

@@ -37,6 +37,7 @@ FIGURES = (
     Figure("tokens_per_round", "count", "tokens per round"),
     Figure("hit_rate", "share", "expert hits"),
     Figure("draft_hit_rate", "share", "draft expert hits"),
+    Figure("loads_per_token", "count", "experts loaded a token"),
     Figure("plain_bytes_per_token", "bytes", "read a token: plain"),
     Figure("verify_bytes_per_token", "bytes", "read a token: verify"),
     Figure("draft_bytes_per_token", "bytes", "read a token: draft"),
@@ -86,9 +87,9 @@ def figures_of(
     parts = {n: getattr(timing, n) for n in ("prefill_s", "plain_s", "draft_s", "verify_s", "rewind_s", "other_s")}
     waits = {n: getattr(timing, n) for n in ("router_sync_s", "ssd_wait_s", "rows_wait_s", "output_sync_s")}
     pools = (stats.experts, stats.draft_experts)
+    kinds = ("plain", "verify", "draft")
     by_kind = {
-        f"{kind}_bytes_per_token": _ratio(sum(getattr(p, f"{kind}_bytes") for p in pools), made)
-        for kind in ("plain", "verify", "draft")
+        f"{kind}_bytes_per_token": _ratio(sum(getattr(p, f"{kind}_bytes") for p in pools), made) for kind in kinds
     }
     return {
         "ttft_s": t.ttft_s,
@@ -101,6 +102,7 @@ def figures_of(
         "tokens_per_round": stats.drafts.tokens_per_round,
         "hit_rate": stats.experts.hit_rate,
         "draft_hit_rate": stats.draft_experts.hit_rate,
+        "loads_per_token": _ratio(sum(p.decode_misses for p in pools), made),
         **by_kind,
         "ssd_p50_s": ssd.latency.quantile_s(0.5),
         "ssd_p95_s": ssd.latency.quantile_s(0.95),

@@ -107,7 +107,13 @@ def test_hits_against_the_best_possible_are_said_once_they_are_known() -> None:
     stats = view.state.stats
     assert stats is not None
     view.state.stats = replace(stats, experts=replace(stats.experts, of_best=0.97))
-    assert "97% of best" in text("expert_cache", View(view.state, view.now))
+    shown = text("expert_cache", View(view.state, view.now))
+    assert "97% of best" in shown
+    recent = view.recent
+    loads = recent.experts.decode_misses + recent.draft_experts.decode_misses
+    made = recent.drafts.committed + recent.drafts.plain_steps
+    assert loads > 0
+    assert f"{loads / made:.0f}/tok" in shown
 
 
 @pytest.mark.parametrize(

@@ -44,5 +44,8 @@ class ExpertCache(Panel):
             ),
         )
         if now is not None and now.of_best is not None:
-            rows += (Row((Cell(numbers.percent(now.of_best), "of best"),)),)
+            made = recent.drafts.committed + recent.drafts.plain_steps
+            loads = recent.experts.decode_misses + recent.draft_experts.decode_misses
+            loaded = Cell(numbers.short(loads / made if made else None), "/tok", "load")
+            rows += (Row((Cell(numbers.percent(now.of_best), "of best"),), (loaded,)),)
         return Reading(Cell(numbers.percent(share), level=level), rows, graph=graph)

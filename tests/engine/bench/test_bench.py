@@ -26,7 +26,7 @@ from qwen_chat_mlx.engine.checkpoint.index import open_checkpoint
 from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.errors import CheckpointError, ConfigError, ContextFullError, QwenChatError, UsageError
 from qwen_chat_mlx.engine.session import Session
-from qwen_chat_mlx.engine.stats import DraftStats, EngineStats, ThroughputStats, TimingStats, minus
+from qwen_chat_mlx.engine.stats import DraftStats, EngineStats, ExpertStats, ThroughputStats, TimingStats, minus
 from qwen_chat_mlx.engine.tokenizer import Tokenizer
 
 MODEL = Path(__file__).parents[1] / "fixtures" / "fp8-1"
@@ -122,6 +122,8 @@ def test_figures_are_the_plain_arithmetic_of_the_counters() -> None:
             requests=2, prefill_tokens=100, prefill_s=2.0, generated_tokens=12, decode_s=5.0, ttft_s=2.1
         ),
         drafts=DraftStats(rounds=4, proposed=8, accepted=6, committed=10),
+        experts=ExpertStats(misses=99, plain_misses=3, verify_misses=20, plain_bytes=30, verify_bytes=240),
+        draft_experts=ExpertStats(misses=7, draft_misses=7, draft_bytes=84),
         timing=TimingStats(
             wall_s=7.2, prefill_s=2.0, plain_s=1.0, draft_s=1.0, verify_s=2.0, rewind_s=1.0, other_s=0.2
         ),
@@ -133,6 +135,8 @@ def test_figures_are_the_plain_arithmetic_of_the_counters() -> None:
     assert found["decode_tok_s"] == 2
     assert found["acceptance"] == 0.75
     assert found["tokens_per_round"] == 2.5
+    assert found["loads_per_token"] == 30 / 12
+    assert [found[f"{kind}_bytes_per_token"] for kind in ("plain", "verify", "draft")] == [2.5, 20, 7]
     assert found["unexplained_share"] == pytest.approx(0.3 / 7.5)
     assert (found["gap_p50_s"], found["gap_p95_s"]) == (0.0, 5.0)
 
