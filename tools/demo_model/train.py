@@ -199,9 +199,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--draft-every", type=int, default=Settings.draft_every)
     parser.add_argument("--rate", type=float, default=Settings.rate)
     parser.add_argument("--threads", type=int, default=1, help="more than one only on an idle machine")
-    parser.add_argument(
-        "--bf16-products", action="store_true", help="round the factors of matrix products; quick only with AMX (Intel)"
-    )
     parser.add_argument("--save-every", type=float, default=300.0, metavar="SECONDS")
     parser.add_argument("--evaluate-every", type=float, default=900.0, metavar="SECONDS")
     parser.add_argument("--eager", action="store_true", help="do not compile: slower, but starts at once")
@@ -211,8 +208,6 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
-    if args.bf16_products:
-        torch.set_float32_matmul_precision("medium")
     args.run.mkdir(parents=True, exist_ok=True)
     settings = Settings(
         rate=args.rate,
