@@ -40,6 +40,7 @@ def test_the_experts_of_the_synthetic_checkpoint_take_eight_gibibytes(script):
     assert 8 << 30 <= experts < (8 << 30) * 1.01
 
 
+@pytest.mark.slow
 def test_full_size_passes_on_tiny_releases_and_removes_them(tmp_path):
     done = run("full_size.py", tmp_path, "--tiny", "--shards", 5, "--expert-cache", "4 MiB", "--distinct", 60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -51,6 +52,7 @@ def test_full_size_exits_with_1_when_a_target_is_missed(tmp_path):
     done = run("full_size.py", tmp_path, "--tiny", "--format", "bf16", "--expert-cache", "4 MiB", "--distinct", 129)
     assert done.returncode == 1
     assert done.stdout.count("MISSED") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_full_size_refuses_prompts_without_enough_rows(tmp_path):
@@ -59,6 +61,7 @@ def test_full_size_refuses_prompts_without_enough_rows(tmp_path):
     assert "--prompt-tokens takes 2 to 32" in done.stderr
 
 
+@pytest.mark.slow
 def test_offload_synthetic_passes_on_a_tiny_model_and_uses_a_kept_checkpoint_again(tmp_path):
     tiny = [
         "--tiny",

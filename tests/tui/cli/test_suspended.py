@@ -20,7 +20,7 @@ def test_everything_is_painted_again_when_the_program_comes_back(terminal, way):
     t.type("hello\r")
     t.until("one two three")
     settle(t)
-    before = screen(t.got, 120, 36)
+    before = rows(t.got)
     (child,) = t.children()
     if way == "signal":
         t.kill(signal.SIGTSTP, child)
@@ -31,9 +31,14 @@ def test_everything_is_painted_again_when_the_program_comes_back(terminal, way):
     since = len(t.got)
     t.kill(signal.SIGCONT, child)
     t.until(rb"\x1b\[\?1049h", since=since)
-    settle(t)
-    after = screen(t.got[since:], 120, 36)
-    assert [row for row in before if row] == [row for row in after if row]
+    end = time.monotonic() + 30
+    while rows(t.got[since:]) != before and time.monotonic() < end:
+        t.read(0.1)
+    assert rows(t.got[since:]) == before
+
+
+def rows(written):
+    return [row for row in screen(written, 120, 36) if row]
 
 
 def settle(t, seconds=1.0):
