@@ -92,12 +92,12 @@ class UiConfig:
     )
     theme: str = setting(
         "ui", "theme", "ink", text,
-        "A theme by name: one of the shipped ones (F1 or `qwen-chat config --themes` list them) or a TOML file in your own "
+        "A theme by name: one of the shipped ones (`/theme` or `qwen-chat config --themes` lists them) or a TOML file in your own "
         "themes folder.",
     )  # fmt: skip
     metrics: str = setting(
         "ui", "metrics", "full", one_of("full", "strip", "off"),
-        'The live panels: "full" (at the side where there is room), "strip" (one line) or "off". F2 changes it.',
+        'The live panels: "full" (at the side where there is room), "strip" (one line) or "off". `/panels` changes it.',
     )  # fmt: skip
     ascii: bool = setting("ui", "ascii", False, boolean, "Draw with ASCII characters only.")
     mouse: bool = setting(

@@ -35,7 +35,7 @@ TABLE_NOTES = {
     "chat": "What the model is told.",
     "history": "What is kept on disk.",
     "ui": "How it looks.",
-    "keys": 'Keys by action, for example  stop = "escape"  or  newline = ["ctrl+j", "shift+enter"]; F1 lists the actions.',
+    "keys": 'Keys by action, for example  stop = "escape"  or  newline = ["ctrl+j", "shift+enter"]; `/help` lists the actions.',
     "panels": "The live panels: order, which are hidden, and where their colours change.",
 }
 

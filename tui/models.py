@@ -5,9 +5,10 @@ Looks at folders and `config.json` only; nothing is downloaded and no weight is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,34 +40,40 @@ def find_models(
     """The models to choose from, the configured one first, the built-in one last; each once."""
     environ = os.environ if environ is None else environ
     found: dict[str, FoundModel] = {}
+    cached = _cached(environ)
     for path, origin in (
-        (configured, "configured"), *((r, "used lately") for r in recent), *((p, "HF cache") for p in _cached(environ)),
+        (configured, "configured"), *((r, "used lately") for r in recent), *((p, "HF cache") for p in cached),
     ):  # fmt: skip
         if path and path != DEMO and path not in found:
-            found[path] = _look(path, origin)
+            found[path] = _look(path, origin, cached.get(path))
     there = (DEMO_FOLDER / "config.json").exists()
     demo = FoundModel(DEMO, "Built-in demo model", origin="comes with the program")
     return [*found.values(), demo if there else replace(demo, problem="not part of this installation")]
 
 
-def _cached(environ: Mapping[str, str]) -> Iterator[str]:
+def _cached(environ: Mapping[str, str]) -> dict[str, Path]:
+    """The latest snapshot of every model in the cache, by "org/name"; it is the one that the engine opens."""
     hub = environ.get("HF_HUB_CACHE")
     home = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     folder = Path(hub or os.path.join(home, "hub")).expanduser()
-    try:
-        repos = sorted(p for p in folder.glob("models--*--*") if p.is_dir())
-    except OSError:
-        return
-    for repo in repos:
-        if any((s / "config.json").exists() for s in repo.glob("snapshots/*")):
-            yield repo.name.removeprefix("models--").replace("--", "/", 1)
+    found = {}
+    with contextlib.suppress(OSError):
+        for repo in sorted(p for p in folder.glob("models--*--*") if p.is_dir()):
+            snapshots = [s for s in repo.glob("snapshots/*") if (s / "config.json").exists()]
+            if snapshots:
+                name = repo.name.removeprefix("models--").replace("--", "/", 1)
+                found[name] = max(snapshots, key=lambda s: s.stat().st_mtime)
+    return found
 
 
-def _look(path: str, origin: str) -> FoundModel:
+def _look(path: str, origin: str, snapshot: Path | None) -> FoundModel:
+    """`snapshot` is what stands for an "org/name"."""
     folder = Path(path).expanduser()
     name = one_line(folder.name or path, 60)
     if path.count("/") == 1 and not folder.exists():
-        return FoundModel(path, one_line(path, 60), origin=origin)
+        if snapshot is None:
+            return FoundModel(path, one_line(path, 60), origin=origin)
+        folder, name = snapshot, one_line(path, 60)
     if not folder.is_dir():
         return FoundModel(path, name, problem="the folder is not there", origin=origin)
     config = folder / "config.json"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from .text.sanitise import clean, one_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..engine.events import Event
+    from ..engine.events import Event, TextDelta
     from ..engine.types import FinishReason
     from .conversation_records import SavedTurn
     from .conversations import Conversation, Store
@@ -28,6 +30,17 @@ _STATUS: dict[str, TurnStatus] = {
     "stop": "done", "length": "length", "context": "context", "cancelled": "stopped", "error": "failed",
     "": "stopped",
 }  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Left:
+    """A reply that still ran when its conversation was let go of, and what the engine has said of it since."""
+
+    turn: Turn
+    conversation: str
+    ids: tuple[int, ...]
+    """Those that the reply had before it was gone on with."""
+    came: list[TextDelta] = field(default_factory=list)
 
 
 class Recorder:
@@ -41,6 +54,7 @@ class Recorder:
         self._dropped: list[SavedTurn] = []
         self._conversation: Conversation | None = None
         """None until something is asked of it: an empty chat needs no file and nothing of what reads and writes one."""
+        self._left: _Left | None = None
 
     @cached_property
     def store(self) -> Store | None:
@@ -115,6 +129,8 @@ class Recorder:
             return
         found = self.store.open(conversation_id)
         self.close()
+        if self._left is not None and self._left.conversation == found.id:
+            self._left = None  # from here on the file may be written to by the one that is open
         self._conversation = found
         self.state.clear()
         self.state.temporary = False
@@ -138,6 +154,9 @@ class Recorder:
             self._finish(turn, "cancelled")
 
     def close(self) -> None:
+        turn = self.state.running
+        if turn is not None:
+            self._left = _Left(turn, self.conversation.id, turn.token_ids)
         self.stop()
         if self._conversation is not None:
             self._try(self._conversation.close)
@@ -148,7 +167,13 @@ class Recorder:
         """`turn` is the one the event belongs to, or None."""
         from ..engine.events import EngineFailed, TextDelta, TurnFinished
 
+        left = self._left
         if turn is None:
+            if left is not None and getattr(event, "request_id", None) == left.turn.id:
+                if isinstance(event, TextDelta):
+                    left.came.append(event)
+                else:
+                    self._complete(left, event)
             return
         if isinstance(event, TextDelta):
             text = clean(event.text)
@@ -160,6 +185,22 @@ class Recorder:
                 self.refused()
             else:
                 self._finish(turn, "error")
+
+    def _complete(self, left: _Left, event: Event) -> None:
+        """Put behind a conversation that was let go of what came since, and the ids, which stand for the whole reply. What is
+        deleted, open elsewhere or refused by the disk stays as it was."""
+        from ..engine.events import EngineFailed, TurnFinished
+
+        if isinstance(event, (TurnFinished, EngineFailed)):
+            self._left = None
+        if not isinstance(event, TurnFinished) or self.store is None:
+            return
+        with suppress(QwenChatError), closing(self.store.open(left.conversation)) as conversation:
+            for e in left.came:
+                conversation.add_text(e.kind, clean(e.text))
+            model = self.state.model
+            ids, of = left.ids + event.token_ids, model.tokenizer_fingerprint if model is not None else ""
+            conversation.finish(event.finish_reason, ids, of, conversation.turns[-1].numbers)
 
     def _finish(self, turn: Turn, reason: FinishReason) -> None:
         known = {"tokens": turn.tokens, "thinking_tokens": turn.thinking_tokens, "ttft_s": turn.ttft_s}

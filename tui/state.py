@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         TextDelta,
         TurnFinished,
     )
-    from ..engine.stats import EngineStats
+    from ..engine.stats import EngineStats, MtpStats
     from ..engine.types import GenerationRequest, Message, MtpMode, Role
 
 __all__ = ["ChatState", "Failure", "Refusal", "Tick", "Turn", "TurnStatus"]
@@ -43,6 +43,8 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
+    """Why a reply or the engine came to nothing."""
+
     message: str
     hint: str
     kind: str
@@ -117,6 +119,8 @@ class Turn:
 
 @dataclass(slots=True)
 class ChatState:
+    """One chat and its engine, as far as they have come."""
+
     clock: Callable[[], float]
     """Monotonic seconds, the same clock as StatsTaken.at_s."""
     wall: Callable[[], str] = lambda: ""
@@ -298,6 +302,7 @@ class ChatState:
             case ev.StatsTaken():
                 self.stats = event.stats
                 self.window.add(event.at_s, event.stats)
+                self._mtp_reason(event.stats.mtp)
             case ev.TurnFinished():
                 self._finished(event)
             case ev.EngineFailed():
@@ -342,6 +347,11 @@ class ChatState:
         else:
             return
         self.ticks.append(Tick(self.clock(), event.state))
+
+    def _mtp_reason(self, now: MtpStats) -> None:
+        """A reason has figures in it that go on changing while the state stays."""
+        if self.mtp is not None and (now.mode, now.state) == (self.mtp.mode, self.mtp.state) and now.reason:
+            self.mtp = replace(self.mtp, reason=one_line(now.reason))
 
     def _finished(self, event: TurnFinished) -> None:
         turn = self._turn(event.request_id)

@@ -141,7 +141,12 @@ def test_models_are_found_where_they_are(tmp_path: Path) -> None:
     hub = tmp_path / "hub"
     snapshot = hub / "models--Qwen--Some-Model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
+    (snapshot / "config.json").write_text('{"model_type": "qwen4_exp"}')
+    (snapshot.parents[1] / "blobs").mkdir()
+    for name, size in (("a", 3000), ("b", 5000)):
+        (snapshot.parents[1] / "blobs" / name).write_bytes(b"x" * size)
+        (snapshot / f"{name}.safetensors").symlink_to(f"../../blobs/{name}")
+    (snapshot / "c.safetensors").symlink_to("../../blobs/not-there-yet")
     found = find_models(str(good), [str(empty), str(tmp_path / "gone"), str(good)], {"HF_HUB_CACHE": str(hub)})
     assert [m.origin for m in found] == [
         "configured",
@@ -153,7 +158,9 @@ def test_models_are_found_where_they_are(tmp_path: Path) -> None:
     assert (found[0].kind, found[0].size_bytes) == ("qwen4_exp", 2048)
     assert "config.json" in found[1].problem
     assert "not there" in found[2].problem
-    assert found[3].path == "Qwen/Some-Model"
+    assert (found[3].path, found[3].kind, found[3].size_bytes) == ("Qwen/Some-Model", "qwen4_exp", 8000)
+    (again, _) = find_models("Qwen/Some-Model", [], {"HF_HUB_CACHE": str(hub)})
+    assert (again.origin, again.size_bytes) == ("configured", 8000)
 
 
 # ---- in the app

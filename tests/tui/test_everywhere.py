@@ -93,6 +93,15 @@ async def test_the_badge_names_the_key_that_follows_again(stage: Any) -> None:
         assert s.chat.transcript.following
 
 
+@pytest.mark.parametrize(("keys", "said"), [("f9", "F9"), ("", "/thoughts")])
+async def test_a_thought_names_the_key_that_opens_it(stage: Any, keys: str, said: str) -> None:
+    script = FakeScript(replies=(FakeReply("Done.", thinking="steps"),))
+    async with stage(script, ui_config=UiConfig(keys={"toggle_thoughts": keys})) as s:
+        await s.ask("go")
+        assert f"{said} open" in s.screen_text
+        assert "^O" not in s.screen_text
+
+
 async def test_keys_given_to_messages_act_there_and_freed_ones_are_typed(stage: Any) -> None:
     async with stage(ui_config=UiConfig(keys={"copy": "x,?"})) as s:
         await s.ask("hi")

@@ -73,6 +73,44 @@ async def test_a_prompt_for_a_conversation_that_cannot_be_opened_is_not_sent_els
 
 
 @pytest.mark.parametrize("how", ["new", "resume"])
+async def test_a_reply_cut_off_by_a_change_of_chat_keeps_its_ids_like_one_that_was_stopped(
+    stage: Any, how: str
+) -> None:
+    async with stage(script("one", LONG, "two"), places=Places.of()) as s:
+        await s.ask("hello")
+        store, other = s.app.recorder.store, s.app.recorder.conversation.id
+        if how == "resume":
+            await s.press("ctrl+n")
+        await s.ask("go", 0.3)
+        left = s.app.recorder.conversation.id
+        if how == "new":
+            await s.press("ctrl+n")
+        else:
+            s.chat.resume(other)
+        await s.advance(1.0)
+        await settle(s)
+        turn = store.open(left).turns[-1]
+        assert turn.finish_reason == "cancelled"
+        assert turn.text
+        assert turn.tokenizer
+        assert len(turn.token_ids) == turn.text.count("word")
+        await s.ask("go on")
+        assert s.app.state.turns[-1].text == "two"
+        assert store.open(left).turns[-1] == turn
+
+
+async def test_a_conversation_that_was_left_and_opened_again_is_written_to_by_one_hand(stage: Any) -> None:
+    async with stage(script(LONG, "two"), places=Places.of()) as s:
+        await s.ask("go", 0.3)
+        recorder = s.app.recorder
+        left = recorder.conversation.id
+        recorder.start_new()
+        recorder.resume(left)
+        assert recorder._left is None
+        assert recorder.conversation.read_only == ""
+
+
+@pytest.mark.parametrize("how", ["new", "resume"])
 async def test_a_prompt_queued_while_loading_is_back_in_the_composer_after_a_change_of_chat(
     stage: Any, how: str
 ) -> None:

@@ -17,7 +17,7 @@ from qwen_chat_mlx.engine.events import (
     TurnStarted,
 )
 from qwen_chat_mlx.engine.fake import FakeScript
-from qwen_chat_mlx.engine.stats import EngineStats, ThroughputStats
+from qwen_chat_mlx.engine.stats import EngineStats, MtpStats, ThroughputStats
 from qwen_chat_mlx.tui.bridge import Bridge
 from qwen_chat_mlx.tui.state import ChatState
 from qwen_chat_mlx.tui.window import Window
@@ -112,6 +112,19 @@ def test_escapes_split_between_two_deltas_are_gone(state: ChatState) -> None:
     state.apply(TextDelta(r.id, "answer", "]52;c;eA==\x07b\r", 1))
     state.apply(TextDelta(r.id, "answer", "\nc", 1))
     assert state.turns[-1].text == "a␛]52;c;eA==␇b\nc"
+
+
+def test_the_reason_of_drafting_follows_the_numbers_while_its_state_stays(state: ChatState) -> None:
+    def told(*now: str) -> str:
+        state.apply(StatsTaken(EngineStats(mtp=MtpStats(*now)), 1.0))  # type: ignore[arg-type]
+        assert state.mtp is not None
+        return state.mtp.reason
+
+    state.apply(MtpChanged(9, "auto", "PARKED", "a draft stands 23% of the time"))
+    assert told("auto", "PARKED", "a draft stands\n31% of the time") == "a draft stands 31% of the time"
+    assert told("auto", "ON", "2 drafts pay") == "a draft stands 31% of the time"
+    assert state.mtp is not None
+    assert (state.mtp.state, state.mtp.at_token) == ("PARKED", 9)
 
 
 def test_switching_drafting_says_from_which_token(state: ChatState) -> None:

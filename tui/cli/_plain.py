@@ -300,10 +300,7 @@ class PlainChat:
         self.conversation = to
 
     def _resume(self, rest: str) -> None:
-        try:
-            chosen = self._store.find(rest)
-        except UsageError as e:
-            raise UsageError(e.message, "/chats lists them." if "Ctrl" in e.hint else e.hint) from None
+        chosen = self._store.find(rest)
         if chosen == self.conversation.id:
             raise UsageError("That is this conversation.")
         found = self._store.open(chosen)

@@ -134,8 +134,9 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _lay_out(self) -> None:
         changed = False
+        fold = way("toggle_thoughts", self._keys, self.ascii)
         for i in range(self._first, len(self._items)):
-            look = Look(self.column, self.narrow, i == self._focused and self.has_focus, times=self.times)
+            look = Look(self.column, self.narrow, i == self._focused and self.has_focus, times=self.times, fold=fold)
             changed |= self._items[i].update(look)
         starts, y = [], self._lead
         for item in self._items[self._first :]:

@@ -38,7 +38,8 @@ class Look:
     focused: bool = False
     times: bool = True
     name: str = "qwen"
-    keys: bool = True
+    fold: str = ""
+    """How all thoughts are opened and folded, for people."""
 
 
 class TurnLines:
@@ -127,7 +128,7 @@ class TurnLines:
             took = f" for {numbers.duration(turn.thought_s)}" if turn.thought_s is not None else ""
             tokens = f" ({turn.thinking_tokens:,} tok)" if turn.thinking_tokens else ""
             said = f"{mark} Thought{took}{tokens}"
-        hint = "" if look.narrow or not look.keys else "^O fold" if self.thought_open else "^O open"
+        hint = "" if look.narrow or not look.fold else f"{look.fold} {'fold' if self.thought_open else 'open'}"
         line = _ends(Content.styled(said, MUTED), hint, look.width)
         out = [Line(line.content, line.join, len(line.content.plain), "", ("thought", 0))]
         if self.thought_open:

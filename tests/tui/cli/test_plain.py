@@ -115,7 +115,7 @@ def test_commands_do_what_they_say_and_slips_are_named(home):
     for said in (
         "did you mean /help?", "mtp.mode = 'on'", "Drafting is off.", "takes on, off or auto", "Thinking is off.",
         "Did you mean temperature?", "from 0 to 5", "temperature is 0.5.", "nothing to answer again", "no reply that was cut off",
-        "takes md or json", "nothing to export yet", "There is no conversation 'zz'. /chats lists them.", "/resume ID",
+        "takes md or json", "nothing to export yet", "There is no conversation 'zz'. In the chat, /chats lists them.", "/resume ID",
     ):  # fmt: skip
         assert said in out, said
     (request,) = asked(home)
