@@ -30,7 +30,13 @@ def stored(name: str) -> str:
     return (STORED / f"test_picture[{name}].svg").read_text()
 
 
-@pytest.mark.parametrize("name", PICTURES)
+def drawn(name: str) -> Any:
+    """A theme changes colours alone, which `test_theme_screens.py` judges in each: two of them stand for all."""
+    quick = name in ("theme_ansi", "theme_paper") or not name.startswith("theme_")
+    return name if quick else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", map(drawn, PICTURES))
 def test_picture(name: str, snap_compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture: Picture = PICTURES[name]
     (tmp_path / "config.json").write_text("{}")
