@@ -347,7 +347,7 @@ def test_search_looks_into_turns_and_thoughts_of_the_current_branch(store):
 
 
 def test_an_id_is_found_by_its_start_and_a_wrong_one_names_the_nearest(store):
-    with pytest.raises(UsageError, match="Ctrl"):
+    with pytest.raises(UsageError, match="/chats"):
         store.find("x")
     c, d = talk(store.new(), ("a", "b")), talk(store.new(), ("c", "d"))
     common = c.id[: next(i for i, (a, b) in enumerate(zip(c.id, d.id)) if a != b)]

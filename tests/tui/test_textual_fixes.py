@@ -120,7 +120,7 @@ async def test_what_changed_is_painted_as_textual_paints_it(stage):
                 both(screen._compositor)
         finally:
             Compositor.render_partial_update = kept
-    assert len(drawn) > 65
+    assert len(drawn) > 60, "only what was asked for at random was drawn"
 
 
 async def test_a_small_change_has_no_other_widget_draw(stage, monkeypatch):
