@@ -75,7 +75,6 @@ class Loaded:
     forward: Forward
     store: ExpertStore
     draft_store: ExpertStore | None
-    draft_buffer: LayerBuffer | None
     reader: Reader
     rows_reader: Reader
     meter: Meter
@@ -192,16 +191,10 @@ def _needs(
         expert_matrix_bytes=max(matrix * 4, APART_BYTES),
         read_buffer_bytes=BOUNCE_BYTES,
         max_context=shape.max_context,
-        layer_bytes=Pool.bytes_for(1, _layer_room(layout, draft_layout)),
+        layer_bytes=Pool.bytes_for(1, layout.layer_bytes),
         experts=pool(layout),
         draft=pool(draft_layout) if draft_layout is not None else None,
     )
-
-
-def _layer_room(layout: ExpertLayout, draft: ExpertLayout | None) -> int:
-    """Bytes for any layer of the trunk, and for the draft layer where that is as large: it borrows a buffer."""
-    room = layout.layer_bytes
-    return room if draft is None or draft.total_bytes > room else max(room, draft.layer_bytes)
 
 
 def _item_bytes(entry: TensorEntry) -> int:
@@ -248,29 +241,14 @@ def load(
         if draft_store is not None and config.mtp != "off":
             draft_store.fill()
         tables = [(t, RowStore(t.shards, _table_scale(t), rows_reader)) for t in s.tables]
-        pools = (Pool(1, _layer_room(s.layout, s.draft_layout)) for _ in range(s.plan.layer_buffers))
+        pools = (Pool(1, s.layout.layer_bytes) for _ in range(s.plan.layer_buffers))
         buffers = [LayerBuffer(s.layout, reader, computes, meter, pool) for pool in pools]
-        draft_buffer = _draft_buffer(s, reader, draft_computes, meter, buffers)
     except BaseException:
         reader.close()
         rows_reader.close()
         raise
     forward = Forward(model, store, tables, buffers, s.dtype, meter)
-    return Loaded(
-        s, model, forward, store, draft_store, draft_buffer, reader, rows_reader, meter, time.perf_counter() - start
-    )
-
-
-def _draft_buffer(
-    s: Survey, reader: Reader, computes: ExpertMath | None, meter: Meter, buffers: Sequence[LayerBuffer]
-) -> LayerBuffer | None:
-    """The draft layer's experts at once, in a trunk buffer's memory; None where its slots hold all of them anyway."""
-    layout = s.draft_layout
-    if layout is None or computes is None or not buffers or s.plan.draft_slots >= layout.n_experts:
-        return None
-    if layout.layer_bytes > buffers[0].pool.piece_bytes:
-        return None
-    return LayerBuffer(layout, reader, computes, meter, buffers[0].pool)
+    return Loaded(s, model, forward, store, draft_store, reader, rows_reader, meter, time.perf_counter() - start)
 
 
 def _direct(config: EngineConfig, s: Survey) -> str:

@@ -83,9 +83,8 @@ class Session:
         if self.model.draft is None or loaded.draft_store is None:
             return None
         drafter = Drafter(
-            self.model.draft, loaded.draft_store, loaded.draft_buffer, self.meter, step=config.prefill_step,
-            keep_bytes=WIDE_KEPT_BYTES,
-        )  # fmt: skip
+            self.model.draft, loaded.draft_store, self.meter, step=config.prefill_step, keep_bytes=WIDE_KEPT_BYTES
+        )
         if config.verify == "strict":
             s = loaded.survey
             self.forward.prove_rows = lambda: exact_rows(
@@ -340,7 +339,7 @@ class Session:
         run_prompt(self.forward, caches, [], ids, self._order, on_rows=lambda _, w: wide.append(w))
         drafter = self._rounds.drafter.fresh()
         all_wide = mx.concatenate(wide)
-        drafter.score(lambda a, b: all_wide[a:b], ids[1:], lambda x, _: rows.append(np.array(head(x))))
+        drafter.score(lambda a, b: all_wide[a:b], ids[1:], lambda x: rows.append(np.array(head(x))))
         return np.concatenate(rows)
 
     def routes(self, ids: Sequence[int]) -> np.ndarray:

@@ -62,14 +62,9 @@ class SparseAttention:
         table = self._rope.table(first, t)
         both = self._q(h).reshape(t, self._heads, 2 * self._head_dim)
         q, gate = both[..., : self._head_dim], both[..., self._head_dim :]
-        k = self._k(h).reshape(t, self._kv_heads, self._head_dim)
-        v = self._v(h).reshape(t, self._kv_heads, self._head_dim)
-        q = self._rope.turn(rms_norm(q, self._q_norm, self._eps), table)
-        k = self._rope.turn(rms_norm(k, self._k_norm, self._eps), table)
+        q = self._rope.turn(rms_norm(q, self._q_norm, self._eps), table).swapaxes(0, 1)
         index_q, raw = self._index(h, table)
-        q, k, v = q.swapaxes(0, 1), k.swapaxes(0, 1), v.swapaxes(0, 1)
-        cache.index.append(raw, self._pool)
-        keys, values = cache.append(k, v)
+        keys, values = self._append(h, raw, table, cache)
         if t == 1:
             out = self._one(q, index_q, keys, values, cache)
         elif apart:
@@ -84,6 +79,22 @@ class SparseAttention:
             out = self._many(q, index_q, keys, values, cache, first)
         out = out.swapaxes(0, 1).reshape(t, -1)
         return self._o(out * mx.sigmoid(gate.reshape(t, -1)))
+
+    def append(self, h: mx.array, cache: KVCache) -> None:
+        """Only what later rows need of h [T, H]: the cache grows by T rows, nothing is attended."""
+        table = self._rope.table(cache.position, h.shape[0])
+        self._append(h, self._index_qk(h)[:, self._index_heads * self._index_dim :], table, cache)
+
+    def _append(
+        self, h: mx.array, raw: mx.array, table: tuple[mx.array, mx.array], cache: KVCache
+    ) -> tuple[mx.array, mx.array]:
+        """Keys, values and raw index keys [T, d] of h into the cache; -> all keys and values."""
+        t = h.shape[0]
+        k = self._k(h).reshape(t, self._kv_heads, self._head_dim)
+        v = self._v(h).reshape(t, self._kv_heads, self._head_dim)
+        k = self._rope.turn(rms_norm(k, self._k_norm, self._eps), table)
+        cache.index.append(raw, self._pool)
+        return cache.append(k.swapaxes(0, 1), v.swapaxes(0, 1))
 
     def _index(self, h: mx.array, table: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
         """(index queries [T, index_heads, d], raw index keys [T, d])."""

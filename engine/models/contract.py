@@ -91,6 +91,10 @@ class DraftModel(Protocol):
         """Pairs (wide [T, W] of position i, token i + 1 [T] int32) -> the layer's residual [T, W]."""
         ...
 
+    def append(self, x: mx.array, cache: Any) -> None:
+        """The layer's residual [T, W] of pairs into its cache and no further: what later pairs need of these."""
+        ...
+
     def head(self, x: mx.array) -> mx.array:
         """Residual [T, W] -> logits [T, V]."""
         ...

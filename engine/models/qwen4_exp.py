@@ -400,6 +400,10 @@ class _Layer:
         ids, scores = self._router(hidden)
         return x, ExpertInput(hidden, ids, scores, self._shared(hidden), weights)
 
+    def append(self, x: mx.array, cache: KVCache) -> None:
+        """Of a sparse layer without a table: x [T, W] into the cache, nothing attended and no expert asked."""
+        self._mixer.append(self._attn_mix(x)[0], cache)
+
     def guess(self, hidden: mx.array, count: int) -> mx.array:
         return self._router.likeliest(hidden, count)
 
@@ -424,6 +428,9 @@ class _Draft:
         e = self._fc_embedding(rms_norm(self._embed[tokens], self._norm_embedding, self._eps))
         hidden = rms_norm(wide, self._norm_hidden, self._eps).reshape(wide.shape[0], self._streams, -1)
         return (self._fc_hidden(hidden) + e[:, None, :]).reshape(wide.shape)
+
+    def append(self, x: mx.array, cache: KVCache) -> None:
+        self.layer.append(x, cache)
 
     def head(self, x: mx.array) -> mx.array:
         return self._lm_head(self._mixer(x)[0]).astype(mx.float32)

@@ -18,14 +18,13 @@ from ..cache.base import LayerCache
 from ..forward import TOGETHER_ROWS
 from ..meter import Meter
 from ..models.contract import DraftModel, ExpertInput, as_ids
-from ..offload.experts import ExpertSource, ExpertStore
-from ..offload.layer_buffer import LayerBuffer
+from ..offload.experts import ExpertStore
 from ..sampling import Sampler
 
 __all__ = ["Draft", "Drafter"]
 
-WHOLE_LAYER_PAIRS = 64
-"""From this many missing pairs on, the layer's experts are read whole rather than through the slots."""
+FILLED_APART = 16
+"""From this many missing pairs on they are put into the cache alone; fewer ride along with the anchor's pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +101,9 @@ class _Kept:
 class Drafter:
     """Drafts for one timeline."""
 
-    def __init__(
-        self, model: DraftModel, store: ExpertStore, buffer: LayerBuffer | None, meter: Meter, *, step: int,
-        keep_bytes: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: DraftModel, store: ExpertStore, meter: Meter, *, step: int, keep_bytes: int) -> None:
         """`step` pairs go through the layer at once; wide hiddens are kept up to `keep_bytes` while nothing is drafted."""
-        self._model, self._store, self._buffer, self._meter = model, store, buffer, meter
+        self._model, self._store, self._meter = model, store, meter
         self._step, self._keep_bytes = step, keep_bytes
         self.cache: LayerCache = model.layer.new_cache()
         self._base = 0
@@ -125,9 +121,7 @@ class Drafter:
 
     def fresh(self) -> Drafter:
         """A drafter over the same layer with nothing in its cache."""
-        return Drafter(
-            self._model, self._store, self._buffer, self._meter, step=self._step, keep_bytes=self._keep_bytes
-        )
+        return Drafter(self._model, self._store, self._meter, step=self._step, keep_bytes=self._keep_bytes)
 
     # ---- following the trunk
 
@@ -181,7 +175,7 @@ class Drafter:
     def fill(self, tokens: Sequence[int], progress: Callable[[int, int], None] = lambda *_: None) -> int:
         """Append every pair that `tokens`, the trunk's timeline, allows. Returns how many.
 
-        Leaves the last position's wide hidden kept: its pair needs the token that comes next.
+        A cache of one layer needs of a pair what goes into the layer, so no expert is asked and nothing attended. Leaves the last position's wide hidden kept: its pair needs the token that comes next.
         """
         self._drop_self_fed()
         if not len(self._kept):
@@ -192,10 +186,13 @@ class Drafter:
             self.holes += 1
         first, kept = self._next, self._kept
         count = kept.end - 1 - first
-        self.score(
-            lambda start, stop: kept.rows(first + start, first + stop), tokens[first + 1 : first + count + 1],
-            lambda x, done: progress(done, count),
-        )  # fmt: skip
+        for start in range(first, first + count, self._step):
+            self._meter.check()
+            stop = min(first + count, start + self._step)
+            x = self._model.join(kept.rows(start, stop), as_ids(tokens[start + 1 : stop + 1]))
+            self._model.append(x, self.cache)
+            mx.eval(self.cache.arrays())
+            progress(stop - first, count)
         # A slice would keep all of the prompt's rows alive.
         last = mx.contiguous(kept.rows(first + count, kept.end))
         mx.eval(last)
@@ -204,34 +201,18 @@ class Drafter:
 
     def score(
         self, wide: Callable[[int, int], mx.array], tokens: Sequence[int],
-        on_rows: Callable[[mx.array, int], None] = lambda *_: None,
+        on_rows: Callable[[mx.array], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """Append pairs in steps: `wide(start, stop)` gives their wide hiddens [t, W], tokens [T] are all of theirs;
-        `on_rows(residual [t, W], pairs so far)` sees each step."""
+        """The same with the whole layer computed, in steps: `wide(start, stop)` gives wide hiddens [t, W], tokens [T] are
+        all of theirs; `on_rows(residual [t, W])` sees each step."""
         count = len(tokens)
-        source = self._source(count)
-        try:
-            for start in range(0, count, self._step):
-                stop = min(count, start + self._step)
-                x = self._run(wide(start, stop), tokens[start:stop], source)
-                mx.eval(x, self.cache.arrays())
-                on_rows(x, stop)
-        finally:
-            if source is self._buffer and self._buffer is not None:
-                self._buffer.drop()
+        for start in range(0, count, self._step):
+            stop = min(count, start + self._step)
+            x = self._run(wide(start, stop), tokens[start:stop])
+            mx.eval(x, self.cache.arrays())
+            on_rows(x)
 
-    def _source(self, pairs: int) -> ExpertSource:
-        """Slots, or for many pairs and slots that do not hold the layer the whole-layer buffer, loaded."""
-        whole = self._store.table.experts
-        if pairs < WHOLE_LAYER_PAIRS or self._buffer is None or self._store.table.slots >= whole:
-            return self._store
-        self._store.count_layer_read(whole, self._buffer.load(0))
-        self._buffer.wait()
-        return self._buffer
-
-    def _run(
-        self, wide: mx.array, tokens: Sequence[int], source: ExpertSource | None = None, *, last: bool = False
-    ) -> mx.array:
+    def _run(self, wide: mx.array, tokens: Sequence[int], *, last: bool = False) -> mx.array:
         """Pairs [T] -> the layer's own residual [T, W], or [1, W] of the `last` alone; the cache grows by T."""
         self._meter.check()
         layer = self._model.layer
@@ -239,7 +220,7 @@ class Drafter:
         if last and len(tokens) > 1:
             # The cache has what it needs of the other pairs before their experts.
             x, asked = x[-1:], ExpertInput(*(getattr(asked, f.name)[-1:] for f in fields(asked)))
-        if source in (None, self._store) and asked.ids.size < TOGETHER_ROWS and self.on_routes is None:
+        if asked.ids.size < TOGETHER_ROWS and self.on_routes is None:
             self._store.fill()
             if self._store.whole():
                 return layer.merge(x, asked, self._store.run_unread(0, [asked.hidden], [asked.ids])[0])
@@ -249,7 +230,7 @@ class Drafter:
         ids = np.array(asked.ids)
         if self.on_routes is not None:
             self.on_routes(ids)
-        outputs = (source or self._store).run(0, [asked.hidden], [ids], together=ids.shape[0] > 1)[0]
+        outputs = self._store.run(0, [asked.hidden], [ids], together=ids.shape[0] > 1)[0]
         return layer.merge(x, asked, outputs)
 
     # ---- drafting
@@ -261,7 +242,7 @@ class Drafter:
         """
         last = len(tokens) - 1
         self.first_rows = last + 1 - self._next
-        if last - self._next >= WHOLE_LAYER_PAIRS or self._kept.start > self._next:
+        if last - self._next >= FILLED_APART or self._kept.start > self._next:
             self.refilled += self.fill(tokens)
         self._drop_self_fed()
         first = self._next

@@ -75,27 +75,36 @@ def test_after_each_refresh_the_draft_cache_is_the_one_of_a_plain_pass(
         np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-def test_a_second_turn_fills_only_the_new_pairs(tiny: Any, open_session: Callable[..., Any]) -> None:
+def test_a_second_turn_fills_only_the_new_pairs(
+    tiny: Any, open_session: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = open_session(tiny, mtp="fixed", max_draft=2)
     session.prompt(tiny.prompt[:40])
     drafter = session._rounds.drafter
     assert drafter.cache.position == 39
     seen: list[int] = []
-    run = drafter._run
-    drafter._run = lambda wide, tokens, source=None: (seen.append(len(tokens)), run(wide, tokens, source))[1]
+    join = drafter._model.join
+    monkeypatch.setattr(
+        drafter._model, "join", lambda wide, tokens: (seen.append(wide.shape[0]), join(wide, tokens))[1]
+    )
     session.prompt(tiny.prompt)
     assert (sum(seen), drafter.cache.position) == (len(tiny.prompt) - 40, len(tiny.prompt) - 1)
 
 
-def test_long_fills_read_the_whole_layer_once_when_the_slots_are_fewer(
-    tiny: Any, open_session: Callable[..., Any]
+def test_filling_asks_no_expert_and_attends_nothing(
+    tiny: Any, open_session: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = open_session(tiny).loaded.survey.needs.draft
     session = open_session(tiny, mtp="auto", draft_expert_cache=pool.top_k * pool.slot_bytes, prefill_step=16)
-    assert session.loaded.draft_buffer is not None
+    layer = session.model.draft.layer
+    monkeypatch.setattr(layer, "mix", lambda *_, **__: pytest.fail("the whole layer was computed"))
     session.prompt(tiny.prompt)
-    assert session.stats().draft_experts.layer_reads == pool.experts
+    assert session._rounds.drafter.cache.position == len(tiny.prompt) - 1
     assert session.stats().draft_experts.misses == 0
+    monkeypatch.undo()
+    for got, want in zip(cache_rows(session._rounds.drafter), cache_rows(filled_in_one_pass(session)), strict=True):
+        np.testing.assert_array_equal(got.shape, want.shape)
+        np.testing.assert_allclose(got, want, atol=2e-5)
     assert np.abs(session.score_draft(tiny.prompt) - tiny.reference["mtp_logits"]).max() <= WITHIN
 
 
