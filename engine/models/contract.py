@@ -82,17 +82,21 @@ class Layer(Protocol):
         ...
 
 
+class DraftLayer(Layer, Protocol):
+    """A layer whose cache needs of its rows nothing that is computed in it."""
+
+    def append(self, x: mx.array, cache: Any) -> None:
+        """Residual x [T, W] into the cache and no further: what later rows need of these."""
+        ...
+
+
 class DraftModel(Protocol):
     """A native MTP layer that predicts the token after next."""
 
-    layer: Layer
+    layer: DraftLayer
 
     def join(self, wide: mx.array, tokens: mx.array) -> mx.array:
         """Pairs (wide [T, W] of position i, token i + 1 [T] int32) -> the layer's residual [T, W]."""
-        ...
-
-    def append(self, x: mx.array, cache: Any) -> None:
-        """The layer's residual [T, W] of pairs into its cache and no further: what later pairs need of these."""
         ...
 
     def head(self, x: mx.array) -> mx.array:

@@ -363,18 +363,11 @@ class _Layer:
                 under(take, "linear_attn."), key_heads=c.key_heads, value_heads=c.value_heads, key_dim=c.key_dim,
                 value_dim=c.value_dim, kernel=c.conv_kernel, gate=c.gate, eps=c.eps,
             )  # fmt: skip
-        self._ple = (
-            NgramEmbedding(
-                under(take, "ple."),
-                streams=c.streams,
-                hidden=c.hidden,
-                kernel=c.ple_kernel,
-                dilation=c.ngram,
-                eps=c.eps,
-            )
-            if ple
-            else None
-        )
+        self._ple: NgramEmbedding | None = None
+        if ple:
+            self._ple = NgramEmbedding(
+                under(take, "ple."), streams=c.streams, hidden=c.hidden, kernel=c.ple_kernel, dilation=c.ngram, eps=c.eps
+            )  # fmt: skip
         mlp = under(take, "mlp.")
         self._router, self._shared = Router(mlp, c.top_k, normalise=c.normalise_top_k), SharedExpert(mlp)
 
@@ -428,9 +421,6 @@ class _Draft:
         e = self._fc_embedding(rms_norm(self._embed[tokens], self._norm_embedding, self._eps))
         hidden = rms_norm(wide, self._norm_hidden, self._eps).reshape(wide.shape[0], self._streams, -1)
         return (self._fc_hidden(hidden) + e[:, None, :]).reshape(wide.shape)
-
-    def append(self, x: mx.array, cache: KVCache) -> None:
-        self.layer.append(x, cache)
 
     def head(self, x: mx.array) -> mx.array:
         return self._lm_head(self._mixer(x)[0]).astype(mx.float32)

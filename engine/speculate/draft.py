@@ -190,7 +190,7 @@ class Drafter:
             self._meter.check()
             stop = min(first + count, start + self._step)
             x = self._model.join(kept.rows(start, stop), as_ids(tokens[start + 1 : stop + 1]))
-            self._model.append(x, self.cache)
+            self._model.layer.append(x, self.cache)
             mx.eval(self.cache.arrays())
             progress(stop - first, count)
         # A slice would keep all of the prompt's rows alive.
