@@ -241,8 +241,7 @@ def load(
         if draft_store is not None and config.mtp != "off":
             draft_store.fill()
         tables = [(t, RowStore(t.shards, _table_scale(t), rows_reader)) for t in s.tables]
-        pools = (Pool(1, s.layout.layer_bytes) for _ in range(s.plan.layer_buffers))
-        buffers = [LayerBuffer(s.layout, reader, computes, meter, pool) for pool in pools]
+        buffers = [LayerBuffer(s.layout, reader, computes, meter) for _ in range(s.plan.layer_buffers)]
     except BaseException:
         reader.close()
         rows_reader.close()

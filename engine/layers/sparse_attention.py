@@ -47,6 +47,7 @@ class SparseAttention:
         self._index_k_norm = centred(take("indexer.k_layernorm.weight", mx.float32))
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._index_heads, self._index_dim = index_heads, index_dim
+        self._index_width = index_heads * index_dim
         self._ratio, self._most_blocks = ratio, budget // ratio
         self._rope, self._eps = rope, eps
 
@@ -83,7 +84,7 @@ class SparseAttention:
     def append(self, h: mx.array, cache: KVCache) -> None:
         """Only what later rows need of h [T, H]: the cache grows by T rows, nothing is attended."""
         table = self._rope.table(cache.position, h.shape[0])
-        self._append(h, self._index_qk(h)[:, self._index_heads * self._index_dim :], table, cache)
+        self._append(h, self._index_qk(h)[:, self._index_width :], table, cache)
 
     def _append(
         self, h: mx.array, raw: mx.array, table: tuple[mx.array, mx.array], cache: KVCache
@@ -99,7 +100,7 @@ class SparseAttention:
     def _index(self, h: mx.array, table: tuple[mx.array, mx.array]) -> tuple[mx.array, mx.array]:
         """(index queries [T, index_heads, d], raw index keys [T, d])."""
         qk = self._index_qk(h)
-        width = self._index_heads * self._index_dim
+        width = self._index_width
         q = qk[:, :width].reshape(-1, self._index_heads, self._index_dim)
         return self._rope.turn(rms_norm(q, self._index_q_norm, self._eps), table), qk[:, width:]
 

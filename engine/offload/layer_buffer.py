@@ -23,13 +23,10 @@ _POLL_S = 0.05
 class LayerBuffer:
     """Room for one layer, which lies there as in its files."""
 
-    def __init__(
-        self, layout: ExpertLayout, reader: Reader, computes: Computes, meter: Meter, pool: Pool | None = None
-    ) -> None:
-        """`pool` lends the memory of another buffer of at least this size; the two are never used at once."""
+    def __init__(self, layout: ExpertLayout, reader: Reader, computes: Computes, meter: Meter) -> None:
         self._layout, self._reader, self._meter = layout, reader, meter
         self._computes = computes
-        self.pool = pool or Pool(1, layout.layer_bytes)
+        self.pool = Pool(1, layout.layer_bytes)
         self._starts = np.empty((0, 0), np.int64)
         self._places: list[int] = []
         self._shelf: Shelf | None = None

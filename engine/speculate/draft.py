@@ -175,7 +175,8 @@ class Drafter:
     def fill(self, tokens: Sequence[int], progress: Callable[[int, int], None] = lambda *_: None) -> int:
         """Append every pair that `tokens`, the trunk's timeline, allows. Returns how many.
 
-        A cache of one layer needs of a pair what goes into the layer, so no expert is asked and nothing attended. Leaves the last position's wide hidden kept: its pair needs the token that comes next.
+        The cache needs of a pair only what goes into the layer, so no expert is asked and nothing attended. Leaves the last
+        position's wide hidden kept: its pair needs the token that comes next.
         """
         self._drop_self_fed()
         if not len(self._kept):
@@ -203,8 +204,8 @@ class Drafter:
         self, wide: Callable[[int, int], mx.array], tokens: Sequence[int],
         on_rows: Callable[[mx.array], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """The same with the whole layer computed, in steps: `wide(start, stop)` gives wide hiddens [t, W], tokens [T] are
-        all of theirs; `on_rows(residual [t, W])` sees each step."""
+        """Append pairs in steps, with the whole layer computed: `wide(start, stop)` gives their wide hiddens [t, W], tokens
+        [T] are all of theirs; `on_rows(residual [t, W])` sees each step."""
         count = len(tokens)
         for start in range(0, count, self._step):
             stop = min(count, start + self._step)
