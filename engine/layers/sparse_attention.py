@@ -7,6 +7,8 @@ more blocks exist than that, this is plain causal attention, and no score is com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from ..cache.index import IndexKeys
@@ -66,16 +68,8 @@ class SparseAttention:
         q = self._rope.turn(rms_norm(q, self._q_norm, self._eps), table).swapaxes(0, 1)
         index_q, raw = self._index(h, table)
         keys, values = self._append(h, raw, table, cache)
-        if t == 1:
-            out = self._one(q, index_q, keys, values, cache)
-        elif apart:
-            outputs = [
-                self._one(
-                    q[:, i : i + 1], index_q[i : i + 1], keys[:, : first + i + 1], values[:, : first + i + 1], cache
-                )
-                for i in range(t)
-            ]
-            out = mx.concatenate(outputs, axis=1)
+        if t == 1 or apart:
+            out = self._apart(q, index_q, keys, values, cache, first)
         else:
             out = self._many(q, index_q, keys, values, cache, first)
         out = out.swapaxes(0, 1).reshape(t, -1)
@@ -116,16 +110,47 @@ class SparseAttention:
         products = index_q.astype(mx.float32) @ pooled.astype(mx.float32).T
         return mx.maximum(products, 0).sum(axis=1) * self._index_dim**-0.5
 
-    def _one(self, q: mx.array, index_q: mx.array, keys: mx.array, values: mx.array, cache: KVCache) -> mx.array:
-        """A single query that sees all of keys and values: attend gathered rows instead of masking all of them."""
-        blocks = keys.shape[1] // self._ratio
-        if blocks > self._most_blocks:
-            mask = best_blocks(self._scores(index_q, cache.index.pooled()[:blocks])[0], self._most_blocks)
-            chosen = mx.sort(mx.where(mask, mx.arange(blocks), blocks))[: self._most_blocks]
-            rows = (chosen[:, None] * self._ratio + mx.arange(self._ratio)[None]).reshape(-1)
-            rows = mx.concatenate([rows, mx.arange(blocks * self._ratio, keys.shape[1])])
-            keys, values = mx.take(keys, rows, axis=1), mx.take(values, rows, axis=1)
-        return self._attend(q, keys, values, None)
+    def _apart(
+        self, q: mx.array, index_q: mx.array, keys: mx.array, values: mx.array, cache: KVCache, first: int
+    ) -> mx.array:
+        """Each query in the shapes of a single step: gathered rows are attended, nothing is masked.
+
+        Scores and attention are a query's own; only choosing and gathering, which round nothing, is done for all at once.
+        """
+        ends = range(first + 1, first + q.shape[1] + 1)
+        sparse = [end for end in ends if end // self._ratio > self._most_blocks]
+        dense = len(ends) - len(sparse)
+        chosen = self._chosen(index_q[dense:], cache.index.pooled(), sparse) if sparse else None
+        near = [] if chosen is None else [self._gathered(held, chosen) for held in (keys, values)]
+        outputs = []
+        for i, end in enumerate(ends):
+            k, v = keys[:, :end], values[:, :end]
+            if i >= dense:
+                tail = end // self._ratio * self._ratio
+                k, v = (mx.concatenate([n[i - dense], x[:, tail:]], axis=1) for n, x in zip(near, (k, v)))
+            outputs.append(self._attend(q[:, i : i + 1], k, v, None))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+
+    def _chosen(self, index_q: mx.array, pooled: mx.array, ends: Sequence[int]) -> mx.array:
+        """int32 [n, most blocks], rising: the blocks that each of n queries attends, whose rows end at `ends`."""
+        most = ends[-1] // self._ratio
+        rows = []
+        for i, end in enumerate(ends):
+            blocks = end // self._ratio
+            scores = self._scores(index_q[i : i + 1], pooled[:blocks])
+            rows.append(
+                scores if blocks == most else mx.pad(scores, [(0, 0), (0, most - blocks)], constant_values=-1.0)
+            )
+        mask = best_blocks(rows[0] if len(rows) == 1 else mx.concatenate(rows), self._most_blocks)
+        return mx.sort(mx.where(mask, mx.arange(most), most), axis=-1)[:, : self._most_blocks]
+
+    def _gathered(self, held: mx.array, chosen: mx.array) -> mx.array:
+        """The rows of `held` [kv_heads, rows, d] in the chosen blocks [n, b], as [n, kv_heads, b * ratio, d]."""
+        blocks, d = held.shape[1] // self._ratio, held.shape[2]
+        # A head's blocks lie one behind the other, so that each is copied at once.
+        heads = (head[: blocks * self._ratio].reshape(blocks, -1) for head in held)
+        picked = [mx.take(head, chosen, axis=0).reshape(chosen.shape[0], -1, d) for head in heads]
+        return mx.stack(picked, axis=1)
 
     def _many(
         self, q: mx.array, index_q: mx.array, keys: mx.array, values: mx.array, cache: KVCache, first: int

@@ -239,6 +239,19 @@ def test_attention_does_not_depend_on_how_rows_are_cut(sizes: list[int]) -> None
     assert far(cut.index.pooled(), whole.index.pooled()) <= WITHIN
 
 
+@pytest.mark.parametrize("first", [0, 11, 15, 17, 19, 30])
+@pytest.mark.parametrize("count", [2, 5])
+def test_queries_kept_apart_have_the_bits_of_single_steps_on_both_sides_of_the_budget(first: int, count: int) -> None:
+    layer = attention(seed=5)
+    x = mx.array(rows_of(np.random.default_rng(first), first + count, 32))
+    single, apart = layer.new_cache(), layer.new_cache()
+    for cache in (single, apart):
+        for i in range(first):
+            layer(x[i : i + 1], cache)
+    steps = [np.array(layer(x[i : i + 1], single)) for i in range(first, first + count)]
+    np.testing.assert_array_equal(np.array(layer(x[first:], apart, apart=True)), np.concatenate(steps))
+
+
 def test_queries_in_tiles_equal_queries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = attention()
     x = mx.array(rows_of(np.random.default_rng(4), 45, 32))
