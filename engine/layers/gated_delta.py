@@ -153,11 +153,11 @@ class GatedDelta:
         for i in range(1, len(self._conv)):
             mixed = mixed + joined[i : i + t] * self._conv[i]
         mixed = mixed * mx.sigmoid(mixed)
-        width = self._key_heads * self._key_dim
-        repeat = self._value_heads // self._key_heads
-        q = mx.repeat(_unit(mixed[:, :width].reshape(t, -1, self._key_dim)), repeat, axis=1)
-        k = mx.repeat(_unit(mixed[:, width : 2 * width].reshape(t, -1, self._key_dim)), repeat, axis=1)
-        v = mixed[:, 2 * width :].reshape(t, -1, self._value_dim).astype(mx.float32)
+        width, heads = 2 * self._key_heads * self._key_dim, self._value_heads
+        qk = _unit(mixed[:, :width].reshape(t, -1, self._key_dim))
+        qk = mx.repeat(qk, heads // self._key_heads, axis=1)
+        q, k = qk[:, :heads], qk[:, heads:]
+        v = mixed[:, width:].reshape(t, -1, self._value_dim).astype(mx.float32)
         a = self._in_a(h).astype(mx.float32) + self._dt_bias
         log_decay = self._rate * mx.logaddexp(a, mx.zeros_like(a))
         rows = DeltaRows(k, v, log_decay, mx.sigmoid(self._in_b(h).astype(mx.float32)), mx.exp(log_decay))

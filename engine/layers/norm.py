@@ -19,5 +19,4 @@ def rms_norm(x: mx.array, scale: mx.array, eps: float) -> mx.array:
 
 def group_rms_norm(x: mx.array, scale: mx.array, eps: float) -> mx.array:
     """x [..., g, d] normalised over d alone, times scale [g, d] float32; returned in x's dtype and shape."""
-    ones = mx.ones((x.shape[-1],), dtype=mx.float32)
-    return (mx.fast.rms_norm(x.astype(mx.float32), ones, eps) * scale).astype(x.dtype)
+    return (mx.fast.rms_norm(x.astype(mx.float32), None, eps) * scale).astype(x.dtype)
