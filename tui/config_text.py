@@ -68,7 +68,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], str]:
     except (ValueError, RecursionError):
         raise ConfigError(
             f"{path} cannot be read: a number in it is too long, or it is nested too deeply.",
-            "`qwen-chat config --example` prints a file to start from.",
+            "`qwen-chat config --example` prints every setting as it may be written.",
         ) from None
 
 
@@ -131,6 +131,11 @@ def example(settings: Iterable[Setting], *, active: bool) -> str:
         "# Settings of qwen-chat. A flag wins over --set, that over the environment (QWEN_CHAT_<TABLE>_<KEY>), that over this",
         "# file, and this file over the defaults. `qwen-chat config` shows what is in force and where it came from.",
     ]
+    if active:
+        lines += _comment(
+            "This is every default as a value, for reading: as a config file it would fix them all, also what the chat "
+            "remembers, such as the theme. `qwen-chat config --init` writes one to start with, where each is commented out."
+        )
     table = ""
     for s in settings:
         if s.table != table:

@@ -24,6 +24,7 @@ class ConfiguredApp(App[int], inherit_bindings=False):
         super().__init__()
         self.ui, self.places, self.live = ui, places, live
         self.keys = keymap(ui.keys)
+        self._told: set[str] = set()
         # Before the first paint: a theme that changes later makes every style be worked out twice.
         self._theme_problem = self._take_theme(ui.theme)
 
@@ -42,6 +43,14 @@ class ConfiguredApp(App[int], inherit_bindings=False):
     def remember(self, **values: Any) -> None:
         if self.places is not None:
             remember(self.places, **values)
+
+    def choose(self, name: str, value: Any) -> None:
+        """Remember a setting that was changed here; say once where the config file or a variable will win over it."""
+        self.remember(**{name: value})
+        origin = self.live.loaded.origins[name] if self.live is not None else "default"
+        if origin not in ("default", "remembered") and not origin.startswith("--") and name not in self._told:
+            self._told.add(name)
+            self.say(f"{name} is set in {origin}: the next start has that again.")
 
     # ---- themes
 
@@ -72,7 +81,7 @@ class ConfiguredApp(App[int], inherit_bindings=False):
         if problem:
             self.say(problem, "warning")
         elif remember:
-            self.remember(**{"ui.theme": self.ui.theme})
+            self.choose("ui.theme", self.ui.theme)
 
     # ---- keys
 

@@ -135,6 +135,18 @@ async def test_a_misspelt_theme_is_named_and_changes_nothing(stage: Any) -> None
         assert "did you mean 'paper'?" in s.app.log_lines[-1]
 
 
+async def test_a_theme_chosen_against_the_config_file_is_said_once_not_to_last(stage: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[ui]\ntheme = "coal"\n')
+    for given, said in ((path, [f"ui.theme is set in {path}: the next start has that again."]), (None, [])):
+        loaded = load(file=given)
+        async with stage(ui_config=loaded.ui, live=Live(loaded, lambda loaded=loaded: loaded)) as s:
+            await s.ask("/theme paper", 0)
+            await s.ask("/theme moss", 0)
+            assert s.app.theme == "moss"
+            assert [line for line in s.app.log_lines if "ui.theme" in line] == said
+
+
 async def test_a_key_given_twice_is_named_with_the_action_that_has_it(stage: Any) -> None:
     async with stage(ui_config=UiConfig(keys={"help": "ctrl+q"})) as s:
         assert "ctrl+q is given to both quit and help; the first one has it." in s.app.log_lines[-1]

@@ -18,9 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--paths", action="store_true", help="show where files are kept")
     what.add_argument(
-        "--init", action="store_true", help="write a commented config file; one that exists is left alone"
+        "--init",
+        action="store_true",
+        help="write a config file to start with, every setting commented out; one that exists is left alone",
     )
-    what.add_argument("--example", action="store_true", help="print a config file with every default")
+    what.add_argument("--example", action="store_true", help="print every default as a value, for reading")
     what.add_argument("--check", action="store_true", help="only say whether the settings can be used")
     what.add_argument("--themes", action="store_true", help="list the themes")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -186,7 +186,7 @@ class ChatActions(ChatBase):
             "off": "full",
         }  # where it is not wide, full is a strip
         self.chat_app.metrics = after[self.chat_app.metrics]
-        self.chat_app.remember(**{"ui.metrics": self.chat_app.metrics})
+        self.chat_app.choose("ui.metrics", self.chat_app.metrics)
         self.apply_metrics()
         self.call_after_refresh(self.show_all)
 

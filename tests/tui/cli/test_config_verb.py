@@ -48,6 +48,15 @@ def test_init_writes_a_commented_file_once(capsys, home):
     assert path.read_text() == "# mine\n"
 
 
+def test_the_file_to_start_with_sets_nothing_and_the_example_sets_every_default(capsys, home):
+    run(capsys, "--init")
+    begun = tomllib.loads((home / "config.toml").read_text())
+    shown = tomllib.loads(run(capsys, "--example"))
+    assert begun == {table: {} for table in shown}
+    assert {f"{t}.{k}" for t in shown for k in shown[t]} == {s.name for s in all_settings() if s.key != "*"}
+    assert "`qwen-chat config --init`" in run(capsys, "--example")
+
+
 def test_check_says_whether_the_settings_can_be_used(capsys, home):
     assert "no config file" in run(capsys, "--check")
     home.mkdir()
