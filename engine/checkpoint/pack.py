@@ -85,12 +85,13 @@ class _Job:
 
 def pack(
     source: str | os.PathLike[str], target: str | os.PathLike[str], *, experts: str = "mxfp4", resident: int = 16,
-    progress: Progress = lambda name, done, total: None,
+    planned: Callable[[int, int], None] = lambda target, source: None, progress: Progress = lambda name, done, total: None,
 ) -> Packed:  # fmt: skip
     """Pack the model folder `source` into `target`, or continue doing so. Raises CheckpointError, StorageError, UsageError.
 
     A text names the source as `model.path` does: a folder, or "org/name" in the Hugging Face cache.
-    `experts` is one of EXPERT_FORMS, `resident` 16 (as stored) or 8 (large dense matrices affine with 8 bits).
+    `experts` is one of EXPERT_FORMS, `resident` 16 (as stored) or 8 (large dense matrices affine with 8 bits). `planned`
+    gets the bytes that the target and the source's files take, before the first one is written.
     """
     source, target = find_model(source) if isinstance(source, str) else Path(source), Path(target)
     if experts not in EXPERT_FORMS:
@@ -106,6 +107,7 @@ def pack(
         return Packed(target, done, opened.expert_bytes(), True)
     dense, jobs = _jobs(opened, layout, form, resident)
     with Journal(target, opened, {"experts": experts, "resident": resident}) as journal:
+        planned(sum(job.n_bytes for job in jobs), sum(n_bytes for n_bytes, _ in opened.stamps().values()))
         files = _write(target, jobs, journal, progress)
         journal.check_source()
         manifest = PackManifest(

@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="DST", help="folder to write; a new one, or one of a run that was stopped")
     parser.add_argument(
         "--experts", choices=_FORMS, default="mxfp4",
-        help="how experts are stored: 4 bits (mxfp4, affine4), 8 bits (mxfp8, affine8) or as they are (bf16); default mxfp4",
+        help="how experts are stored: 4 bits (mxfp4, affine4), 8 bits (mxfp8, affine8) or 16 (bf16), which doubles FP8 ones; "
+        "default mxfp4",
     )  # fmt: skip
     parser.add_argument(
         "--resident", type=int, choices=(8, 16), default=16,
@@ -36,11 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...engine.checkpoint.pack import pack, verify
+    from ..text.numbers import size
+    from ..text.sanitise import one_line
     from ._flags import refuse_empty
 
     refuse_empty(SRC=args.source, DST=args.target)
+
+    def planned(target: int, source: int) -> None:
+        print(f"{one_line(args.target)} takes {size(target)}, {_change(target, source)} than the source.", flush=True)
+
     with _progress("packing") as told:
-        done = pack(args.source, args.target, experts=args.experts, resident=args.resident, progress=told)
+        done = pack(
+            args.source, args.target, experts=args.experts, resident=args.resident, planned=planned, progress=told
+        )
     if args.verify:
         with _progress("verifying") as told:
             verify(args.target, told)
@@ -53,15 +62,19 @@ def _report(done: Packed, *, verified: bool) -> list[str]:
     from ..text.sanitise import one_line
 
     e = done.manifest.experts
-    share = 1 - e.blob_bytes / done.source_expert_bytes
-    change = f"{abs(share):.0%} {'smaller' if share >= 0 else 'larger'} than in the source"
     first = f"{one_line(str(done.folder))}: " + ("was packed before" if done.already else "packed")
     return [
         f"{first}, {done.total_bytes:,} bytes in {len(done.manifest.files)} files"
         + (", all of them verified" if verified else ""),
-        f"experts: {len(e.layers)} layers x {e.count}, {e.form}, {e.blob_bytes:,} bytes a read, {change}",
+        f"experts: {len(e.layers)} layers x {e.count}, {e.form}, {e.blob_bytes:,} bytes a read, "
+        f"{_change(e.blob_bytes, done.source_expert_bytes)} than in the source",
         f"open it with: qwen-chat --model {one_line(str(done.folder))}",
     ]
+
+
+def _change(now: int, before: int) -> str:
+    share = 1 - now / before
+    return f"{abs(share):.0%} {'smaller' if share >= 0 else 'larger'}"
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qwen_chat_mlx.tui.cli import main
+from qwen_chat_mlx.tui.text.numbers import size
 
 FIXTURES = Path(__file__).parents[2] / "engine" / "fixtures"
 
@@ -42,6 +43,24 @@ def test_a_packed_folder_answers_like_any_other(tmp_path, capfd, monkeypatch):
         said.append(capfd.readouterr().out)
     assert said[0] == said[1]
     assert said[0].strip()
+
+
+@pytest.mark.parametrize(("name", "form", "change"), [("fp8-1", "bf16", "larger"), ("bf16-1", "mxfp4", "smaller")])
+def test_the_size_to_come_is_said_before_the_first_byte_is_written(name, form, change, tmp_path, capfd, monkeypatch):
+    from qwen_chat_mlx.engine.checkpoint import pack
+
+    written, write = [], pack._write
+
+    def then(*args):
+        written.append(capfd.readouterr().out)
+        return write(*args)
+
+    monkeypatch.setattr(pack, "_write", then)
+    target = tmp_path / "packed"
+    assert main(["pack", str(FIXTURES / name), str(target), "--experts", form]) == 0
+    takes = sum(p.stat().st_size for p in target.rglob("*") if p.is_file() and p.name != pack.MANIFEST)
+    assert written == [f"{target} takes {size(takes)}, {written[0].split(', ')[-1]}"]
+    assert written[0].endswith(f"% {change} than the source.\n")
 
 
 @pytest.mark.parametrize(
