@@ -73,7 +73,7 @@ ACTIONS: tuple[Action, ...] = (
 BY_ID: dict[str, Action] = {a.id: a for a in ACTIONS}
 
 _NAMES = {
-    "escape": "esc", "enter": "⏎", "pageup": "pgup", "pagedown": "pgdn", "space": "space",
+    "escape": "esc", "enter": "⏎", "pageup": "pgup", "pagedown": "pgdn", "space": "space", "delete": "del",
     "up": "↑", "down": "↓", "left": "←", "right": "→", "tab": "tab",
 }  # fmt: skip
 _PLAIN = {"enter": "enter", "up": "up", "down": "down", "left": "left", "right": "right"}

@@ -257,7 +257,7 @@ PICTURES: dict[str, Picture] = {
     "palette_filtered": Picture(steps(("press", "ctrl+p"), ("press", "t h i n k")), ("Thinking on, off", "/think"), NORMAL),
     "help": Picture(steps(("press", "f1")), ("Send the prompt", "Everywhere"), WIDE),
     "help_tiny": Picture(steps(("press", "f1")), ("Writing",), TINY),
-    "conversations": Picture(_sessions, ("Borrow checker questions", "A recipe for bread", "rename"), NORMAL, script("Yes."), kept=True),
+    "conversations": Picture(_sessions, ("Borrow checker questions", "A recipe for bread", "del delete", "^R rename"), NORMAL, script("Yes."), kept=True),
     "settings": Picture(steps(("press", "f7")), ("System prompt", "temperature", "top_k"), NORMAL),
     "settings_error": Picture(_bad_setting, ("number from 0 to 5",), NORMAL),
     "models": Picture(steps(("press", "f6")), ("Built-in demo model", "hf download"), NORMAL),

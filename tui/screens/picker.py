@@ -18,11 +18,13 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
+from ..keys import key_label
 from ..text.sanitise import one_line
 
 __all__ = ["Item", "Picked", "Picker", "SafeInput"]
 
 MUTED = "$text-muted"
+MOVES = {"up": -1, "ctrl+p": -1, "down": 1, "ctrl+n": 1, "pageup": -10, "pagedown": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,19 @@ class SafeInput(Input):
 
     def _on_paste(self, event: events.Paste) -> None:
         event.text = one_line(event.text, 10_000)  # Input's own handler follows and puts it in
+
+
+class Filter(SafeInput):
+    """The field above a list. The list's keys act here, so that each comes after what was typed before it."""
+
+    def __init__(self, value: str, placeholder: str, act: Callable[[str], bool]) -> None:
+        super().__init__(value, placeholder, id="filter")
+        self._act = act
+
+    def on_key(self, event: events.Key) -> None:
+        if self._act(event.key):
+            event.stop()
+            event.prevent_default()
 
 
 class Rows(Widget):
@@ -116,12 +131,7 @@ class Rows(Widget):
 
 class Picker(ModalScreen["Picked | None"]):
     BINDINGS = [  # noqa: RUF012
-        Binding("escape,ctrl+c", "cancel", "Close", show=False, priority=True),
-        Binding("up,ctrl+p", "move(-1)", show=False, priority=True),
-        Binding("down,ctrl+n", "move(1)", show=False, priority=True),
-        Binding("pageup", "move(-10)", show=False, priority=True),
-        Binding("pagedown", "move(10)", show=False, priority=True),
-        Binding("enter", "pick('')", show=False, priority=True),
+        Binding("escape,ctrl+c", "cancel", "Close", show=False, priority=True)
     ]
 
     def __init__(
@@ -144,50 +154,55 @@ class Picker(ModalScreen["Picked | None"]):
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog"):
             yield Static(Content.styled(self._title, "bold $text-primary"), id="dialog-title", markup=False)
-            yield SafeInput(self._filter, self._placeholder, id="filter")
+            yield Filter(self._filter, self._placeholder, self._act)
             yield Rows()
-            words = [("⏎", "choose"), *self._keys.items(), ("esc", "close")]
+            words = [("⏎", "choose"), *((key_label(k), w) for k, w in self._keys.items()), ("esc", "close")]
             said = Content("  ").join(Content.assemble((k, "bold"), (f" {w}", MUTED)) for k, w in words)
             yield Static(Content.styled(self._note + "\n", MUTED) + said if self._note else said, id="dialog-keys")
 
     def on_mount(self) -> None:
-        self.rows = self.query_one(Rows)
-        for key, word in self._keys.items():
-            self._bindings.bind(key, f"pick({word!r})", word, show=False, priority=True)
-        self.refresh_items()
-        ids = [i.id for i in self.rows.items]
-        if self._at in ids:
-            self.rows.show(self.rows.items, ids.index(self._at))
-        field = self.query_one("#filter", SafeInput)
-        field.focus()
-        field.cursor_position = len(field.value)
+        self.rows, self.field = self.query_one(Rows), self.query_one(Filter)
+        items = self._source(self._filter)
+        ids = [i.id for i in items]
+        self.rows.show(items, ids.index(self._at) if self._at in ids else 0)
+        self.field.focus()
+        self.field.cursor_position = len(self.field.value)
 
     def on_resize(self) -> None:
         """The list takes what the rows around it leave of the screen."""
         keys = self.query_one("#dialog-keys").size.height or 1 + bool(self._note)
         self.rows.styles.max_height = max(2, int(self.app.size.height * 0.9) - keys - 7)
 
-    def refresh_items(self) -> None:
-        self.rows.show(self._source(self.query_one("#filter", SafeInput).value), self.rows.at)
-
     @on(Input.Changed, "#filter")
-    def _changed(self, event: Input.Changed) -> None:
-        self.rows.show(self._source(event.value), 0)
-        self._moved()
+    def _refilter(self) -> None:
+        """The list is that of what stands in the field; a key may come before the message that it has changed."""
+        if self.field.value != self._filter:
+            self._filter = self.field.value
+            self._move_to(self._source(self._filter), 0)
 
-    def _moved(self) -> None:
-        if self._on_move is not None and self.rows.items:
-            self._on_move(self.rows.items[self.rows.at])
+    def _move_to(self, items: Sequence[Item], at: int) -> None:
+        self.rows.show(items, at)
+        if self._on_move is not None and items:
+            self._on_move(items[self.rows.at])
 
-    def action_move(self, step: int) -> None:
-        self.rows.show(self.rows.items, self.rows.at + step)
-        self._moved()
+    def _act(self, key: str) -> bool:
+        """Do what a key does to the list; False when it does nothing to it."""
+        if key not in MOVES and key != "enter" and key not in self._keys:
+            return False
+        if not self.is_current:  # the key came behind the one that chose
+            return True
+        self._refilter()
+        if key in MOVES:
+            self._move_to(self.rows.items, self.rows.at + MOVES[key])
+        else:
+            self._pick(self._keys.get(key, ""))
+        return True
 
-    def action_pick(self, action: str) -> None:
+    def _pick(self, action: str) -> None:
         if self.rows.items:
             item = self.rows.items[self.rows.at]
             if not item.disabled or action:
-                self.dismiss(Picked(item, action, self.query_one("#filter", SafeInput).value))
+                self.dismiss(Picked(item, action, self._filter))
 
     def action_cancel(self) -> None:
         self.dismiss(None)
@@ -196,4 +211,4 @@ class Picker(ModalScreen["Picked | None"]):
     def _clicked(self, event: Rows.Clicked) -> None:
         if 0 <= event.index < len(self.rows.items):
             self.rows.show(self.rows.items, event.index)
-            self.action_pick("")
+            self._pick("")

@@ -62,7 +62,7 @@ class SafeTextArea(TextArea):
 class SettingsScreen(ModalScreen["ChatSettings | None"]):
     BINDINGS = [  # noqa: RUF012
         Binding("escape", "cancel", show=False, priority=True),
-        Binding("ctrl+s,f7", "save", show=False, priority=True),
+        Binding("ctrl+s,f7", "save", show=False),  # not before a field has what was typed before it
     ]
 
     def __init__(self, now: ChatSettings, configured: EngineConfig) -> None:
