@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ... import __version__
+from ..checkpoint.pack_manifest import read_manifest
+from ..errors import QwenChatError
 
 __all__ = ["commit", "drop_page_cache", "peak_resident_bytes", "versions"]
 
@@ -69,19 +71,21 @@ def peak_resident_bytes() -> int:
 
 
 def drop_page_cache(folder: Path) -> str:
-    """Ask the system to forget what it holds of a folder's files; one sentence about what was done. Never raises."""
+    """Ask the system to forget what it holds of a model folder's files; one sentence about what was done. Never raises."""
     if not hasattr(os, "posix_fadvise"):
         return "not dropped: this system drops pages of a file for nobody but root"
     n_bytes = 0
     try:
-        paths = sorted(p for p in folder.iterdir() if p.is_file())
+        packed = read_manifest(folder)
+        named = [folder / name for name in packed.files] if packed is not None else []
+        paths = sorted({*(p for p in folder.iterdir() if p.is_file()), *named})
         # Pages that were only just read, ahead of need, are not given up at once.
         for again in (False, True):
             time.sleep(_SETTLE_S if again else 0)
             for path in paths:
                 n_bytes += _drop(path)
-    except OSError as e:
-        return f"dropped in part only: {e.strerror or e}"
+    except (OSError, QwenChatError) as e:
+        return f"dropped in part only: {(e.strerror if isinstance(e, OSError) else '') or e}"
     return f"dropped with posix_fadvise before the prompt ({len(paths)} files, {n_bytes // 2:,} bytes)"
 
 

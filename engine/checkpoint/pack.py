@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import CheckpointError, StorageError, UsageError
 from .codes import Form, encode, form_for
 from .folder import find_model
-from .header import TensorEntry, unreadable
+from .header import TensorEntry, shown, unreadable
 from .index import read_tensor
 from .pack_files import Output, safetensors_header, storage_error, write_file
 from .pack_journal import Journal, other_source
@@ -111,8 +111,9 @@ def pack(
         files = _write(target, jobs, journal, progress)
         journal.check_source()
         manifest = PackManifest(
-            source=opened.index.fingerprint, source_name=opened.folder.resolve().name, experts=layout,
-            resident_bits=resident, resident_group=_RESIDENT.group if dense else 0, quantised=dense, files=files,
+            source=opened.index.fingerprint, source_name=opened.folder.resolve().name, files_read=journal.files_read,
+            experts=layout, resident_bits=resident, resident_group=_RESIDENT.group if dense else 0, quantised=dense,
+            files=files,
         )  # fmt: skip
         write_file(target / MANIFEST, lambda out: out.write(manifest.to_json()))
         journal.remove()
@@ -164,6 +165,14 @@ def _finished(target: Path, opened: Source, experts: str, resident: int) -> Pack
         raise UsageError(f"{target} already holds another {MANIFEST}.", "Give an empty folder.")
     if found.source != opened.index.fingerprint:
         raise other_source(target)
+    read, stamps = found.files_read, opened.stamps()
+    changed = sorted(name for name in {*read, *stamps} if read.get(name) != stamps.get(name))
+    if read and changed:
+        raise CheckpointError(
+            f"{target} was packed when {shown(changed[0])} of the source had another size or time of change.",
+            "Use the folder as it is, or delete it and pack again.",
+            path=str(opened.folder / changed[0]),
+        )
     if (found.experts.form, found.resident_bits) != (experts, resident):
         was = f"--experts {found.experts.form} --resident {found.resident_bits}"
         raise UsageError(f"{target} was packed with {was}.", "Give another folder, or delete this one.")

@@ -17,9 +17,10 @@ from typing import Any
 from ..errors import StorageError
 from .pack_manifest import PackedFile
 
-__all__ = ["Output", "safetensors_header", "storage_error", "write_file"]
+__all__ = ["PART", "Output", "safetensors_header", "storage_error", "write_file"]
 
-_PART = ".part"
+PART = ".part"
+"""Follows the name of a file that is not written to its end."""
 
 
 def storage_error(error: OSError, path: str) -> StorageError:
@@ -81,7 +82,7 @@ def write_file(path: Path, fill: Callable[[Output], None], told: Callable[[int],
 
     `told(n)` hears of every n bytes.
     """
-    part = path.with_name(path.name + _PART)
+    part = path.with_name(path.name + PART)
     with _removed_on_failure(part):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import CheckpointError, UsageError
 from .header import parse_json
-from .pack_files import storage_error, write_file
+from .pack_files import PART, storage_error, write_file
 from .pack_manifest import FORMAT, JOURNAL, PackedFile
 from .pack_source import Source
 
@@ -37,6 +37,11 @@ class Journal:
         }  # fmt: skip
         self._fd = -1
 
+    @property
+    def files_read(self) -> dict[str, list[int]]:
+        """Size and time of change of every file of the source, as the run found them."""
+        return self._table["files_read"]
+
     def __enter__(self) -> Journal:
         try:
             self._target.mkdir(parents=True, exist_ok=True)
@@ -51,7 +56,7 @@ class Journal:
             self._lock()
             if self._path.exists():
                 self._continue()
-            elif any(self._target.iterdir()):
+            elif any(path.name != JOURNAL + PART for path in self._target.iterdir()):
                 raise UsageError(f"{self._target} is not empty.", "Give an empty folder, or one that does not exist.")
             self._save()
         except BaseException:

@@ -92,6 +92,8 @@ class PackManifest:
     source: str
     """Fingerprint of the model folder that was packed."""
     source_name: str
+    files_read: Mapping[str, Any]
+    """What `Source.stamps` said of its files; empty in a manifest of before they were kept."""
     experts: PackedExperts
     resident_bits: int
     """16: as in the source; 8: the tensors of `quantised` are affine with 8 bits."""
@@ -131,7 +133,7 @@ class PackManifest:
         table: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
-            "source": {"fingerprint": self.source, "name": self.source_name},
+            "source": {"fingerprint": self.source, "name": self.source_name, "files": self.files_read},
             "experts": {
                 "form": e.form, "group": e.group, "count": e.count, "blob_bytes": e.blob_bytes,
                 "parts": [
@@ -225,6 +227,7 @@ def _parsed(table: dict[str, Any]) -> PackManifest:
     return PackManifest(
         source=table["source"]["fingerprint"],
         source_name=table["source"]["name"],
+        files_read=dict(table["source"].get("files", {})),
         experts=PackedExperts(e["form"], e["group"], e["count"], e["blob_bytes"], parts, dict(e["layers"])),
         resident_bits=r["bits"],
         resident_group=r["group"],

@@ -85,6 +85,29 @@ def test_what_a_killed_run_leaves_is_overwritten(whole: Path, tmp_path: Path) ->
     assert tree(target) == tree(whole)
 
 
+def test_a_run_killed_before_its_first_file_had_its_name_is_continued(whole: Path, tmp_path: Path) -> None:
+    target = tmp_path / "packed"
+    target.mkdir()
+    (target / "packing.json.part").write_bytes(b"")
+    pack(SOURCE, target)
+    assert tree(target) == tree(whole)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "config.json", "model"])
+def test_a_finished_folder_is_not_called_that_of_a_source_that_changed(name: str, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(SOURCE, tmp_path / "source"))
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    pack(source, tmp_path / "packed")
+    before = tree(tmp_path / "packed")
+    path = min(source.glob(f"{name}*"))
+    raw = bytearray(path.read_bytes())
+    raw[-2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError):
+        pack(source, tmp_path / "packed")
+    assert tree(tmp_path / "packed") == before
+
+
 def test_a_finished_folder_is_left_alone(whole: Path) -> None:
     before = tree(whole)
     done = pack(SOURCE, whole)

@@ -23,6 +23,7 @@ from qwen_chat_mlx.engine.bench.figures import FIGURES, MOST_UNEXPLAINED, figure
 from qwen_chat_mlx.engine.bench.run import Now, RunResult, RunTask, run_here
 from qwen_chat_mlx.engine.bench.workloads import Workload, load_workload, prompt_for
 from qwen_chat_mlx.engine.checkpoint.index import open_checkpoint
+from qwen_chat_mlx.engine.checkpoint.pack import pack
 from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.errors import CheckpointError, ConfigError, ContextFullError, QwenChatError, UsageError
 from qwen_chat_mlx.engine.session import Session
@@ -106,6 +107,13 @@ def test_a_prompt_and_reply_that_do_not_fit_are_refused_before_the_prompt() -> N
 def test_dropping_the_page_cache_says_what_was_done() -> None:
     said = run_here(task(max_tokens=2, drop_page_cache=True)).page_cache
     assert said.startswith("dropped" if hasattr(os, "posix_fadvise") else "not dropped")
+
+
+def test_dropping_the_page_cache_covers_the_experts_of_a_packed_folder(tmp_path: Path) -> None:
+    done = pack(MODEL, tmp_path / "packed")
+    said = run_here(task(replace(SMALL, model=str(done.folder)), max_tokens=2, drop_page_cache=True)).page_cache
+    files = [p for p in done.folder.rglob("*") if p.is_file()]
+    assert said.startswith("not ") or f"({len(files)} files, {sum(p.stat().st_size for p in files):,} bytes)" in said
 
 
 # ---- figures
