@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from textual.app import App
+from textual.filter import LineFilter
 
 from .config import Live, UiConfig
 from .keys import clashes, keymap, way
 from .places import Places, recall, remember
+from .text.glyphs import AsciiOnly
 from .themes import FALLBACK, choose, textual_theme, unknown_theme
 
 __all__ = ["ConfiguredApp"]
@@ -25,6 +28,7 @@ class ConfiguredApp(App[int], inherit_bindings=False):
         self.ui, self.places, self.live = ui, places, live
         self.keys = keymap(ui.keys)
         self._told: set[str] = set()
+        self._ascii: list[LineFilter] = [AsciiOnly()] if ui.ascii else []
         # Before the first paint: a theme that changes later makes every style be worked out twice.
         self._theme_problem = self._take_theme(ui.theme)
 
@@ -34,6 +38,9 @@ class ConfiguredApp(App[int], inherit_bindings=False):
 
     def keys_changed(self) -> None:
         """Other keys are in force now."""
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), *self._ascii]
 
     # ---- what is kept between runs
 

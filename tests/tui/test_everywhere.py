@@ -11,6 +11,7 @@ import pytest
 from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.fake import FakeReply, FakeScript
 from qwen_chat_mlx.tui.config import Live, UiConfig, load
+from qwen_chat_mlx.tui.places import Places
 
 LONG = FakeScript(replies=(FakeReply("word " * 400),), step_s=0.01)
 
@@ -145,6 +146,47 @@ async def test_a_theme_chosen_against_the_config_file_is_said_once_not_to_last(s
             await s.ask("/theme moss", 0)
             assert s.app.theme == "moss"
             assert [line for line in s.app.log_lines if "ui.theme" in line] == said
+
+
+async def test_every_page_dialog_and_note_is_drawn_in_ascii_alone(stage: Any, home: Path, tmp_path: Path) -> None:
+    reply = FakeReply(
+        "# T\n\n- a *b*\n\n> c\n\n| a | b |\n|--|--|\n| 1 | 2 |\n\n---\n" + "line\n\n" * 60, "thought " * 40
+    )
+    shown: list[str] = []
+
+    async with stage(
+        FakeScript(replies=(reply,)), ready=False, ui_config=UiConfig(ascii=True), places=Places.of(), size=(110, 24)
+    ) as s:
+
+        async def look(*keys: str, seconds: float = 0) -> None:
+            await s.press(*keys)
+            await s.advance(seconds)
+            shown.append(s.screen_text)
+
+        await look()
+        await look(seconds=10)
+        await s.ask("go", 3)
+        await look()
+        await look("f2", "pageup", seconds=2)
+        await look("pageup", "ctrl+o", seconds=2)
+        await s.finish()
+        for page in ("f1", "f3", "f6", "f7", "f12", "ctrl+p", "ctrl+s"):
+            await look(page)
+            await look("escape")
+        for line in ("/theme", "/m", "/rename x", "/mtp nonsense", "/copy"):
+            s.chat.composer.put(line)
+            await look()
+            await look("enter")
+            await look("escape")
+        await look("tab")
+        await look("tab", "e")
+        await s.pilot.resize_terminal(20, 5)
+        await look()
+    assert len({*shown}) > 25
+    for words in ("up, down scroll", "enter choose"):
+        assert any(words in screen for screen in shown)
+    for screen in shown:
+        assert screen.isascii(), [row for row in screen.split("\n") if not row.isascii()]
 
 
 async def test_a_key_given_twice_is_named_with_the_action_that_has_it(stage: Any) -> None:

@@ -64,7 +64,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
             yield Suggestions(id="suggestions")
             yield Bar(id="queued")
             with Horizontal(id="prompt"):
-                yield Static(">" if app.ui.ascii else "❯", id="mark", markup=False)
+                yield Static("❯", id="mark", markup=False)
                 yield Composer(id="composer")
         yield Bar(id="status")
         yield Bar(id="hints")
@@ -80,9 +80,6 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         self.composer.suggest = self._suggested
         self.composer.submit = self.submit_text
         self.transcript.ascii = self.chat_app.ui.ascii
-        for bar in self.query(Bar):
-            bar.ascii = self.chat_app.ui.ascii
-        self.set_class(self.chat_app.ui.ascii, "-ascii")
         self.apply_metrics()
         self.show_all()
         self.call_after_refresh(self.set_timer, PAINTED_S, self._begin)
@@ -140,10 +137,10 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         app, state = self.chat_app, self.chat_app.state
         width = self.app.size.width - 2
         left, right = status(state, now, narrow, app.ui.ascii, app.key("stop"))
-        keys = hints(app.keys, width, state.running is not None, app.ui.ascii)
+        selected = self.focused is self.transcript
+        keys = hints(app.keys, width, state, selected, app.ui.ascii)
         if narrow:
-            room = width - left.cell_length - 2
-            right = hints(app.keys, room, state.running is not None, app.ui.ascii)
+            right = hints(app.keys, width - left.cell_length - 2, state, selected, app.ui.ascii)
         self.query_one("#status", Bar).show(left, right)
         self.query_one("#hints", Bar).show(keys)
 
@@ -213,6 +210,9 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
             self.show_all()
 
     _attached = ""
+
+    def on_descendant_focus(self) -> None:
+        self.show_all()  # other keys act now
 
     @on(Composer.QuitAsked)
     def _quit_asked(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -14,6 +15,9 @@ from textual.widgets import Static
 from ..commands import COMMANDS
 from ..keys import ACTIONS, key_label
 from ..panels.base import Panel, View
+
+if TYPE_CHECKING:
+    from ..looks import ConfiguredApp
 
 __all__ = ["MetricsPage", "TextPage", "help_text"]
 
@@ -57,7 +61,8 @@ class TextPage(ModalScreen[None]):
             yield Static(Content.styled(self._title, "bold $text-primary"), id="dialog-title")
             with VerticalScroll(id="page-body"):
                 yield Static(self._text)
-            yield Static(Content.assemble(("esc", "bold"), (" close  ", MUTED), ("↑↓", "bold"), (" scroll", MUTED)))
+            arrows = "up, down" if cast("ConfiguredApp", self.app).ui.ascii else "↑↓"
+            yield Static(Content.assemble(("esc", "bold"), (" close  ", MUTED), (arrows, "bold"), (" scroll", MUTED)))
 
     def on_mount(self) -> None:
         self.query_one("#page-body").focus()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -20,6 +21,9 @@ from textual.widgets import Input, Static
 
 from ..keys import key_label
 from ..text.sanitise import one_line
+
+if TYPE_CHECKING:
+    from ..looks import ConfiguredApp
 
 __all__ = ["Item", "Picked", "Picker", "SafeInput"]
 
@@ -156,7 +160,8 @@ class Picker(ModalScreen["Picked | None"]):
             yield Static(Content.styled(self._title, "bold $text-primary"), id="dialog-title", markup=False)
             yield Filter(self._filter, self._placeholder, self._act)
             yield Rows()
-            words = [("⏎", "choose"), *((key_label(k), w) for k, w in self._keys.items()), ("esc", "close")]
+            enter = key_label("enter", cast("ConfiguredApp", self.app).ui.ascii)
+            words = [(enter, "choose"), *((key_label(k), w) for k, w in self._keys.items()), ("esc", "close")]
             said = Content("  ").join(Content.assemble((k, "bold"), (f" {w}", MUTED)) for k, w in words)
             yield Static(Content.styled(self._note + "\n", MUTED) + said if self._note else said, id="dialog-keys")
 

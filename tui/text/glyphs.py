@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from textual.content import Content
+from rich.segment import Segment
+from textual.color import Color
+from textual.filter import LineFilter
 
-__all__ = ["plain"]
+__all__ = ["AsciiOnly"]
 
 _TABLE = str.maketrans(
-    "·•▏▌▸▾▴┊│─┼■…↓↑❯⏎◐◓◑◒●○▲‖–—×“”✓█░",
-    '-*||>v^||-+#.v^>~~~~~*o!=--x""*#.',
+    "·•▏▌▸▾▴┊│─┼■…↓↑❯⏎◐◓◑◒●○▲‖–—×÷“”‘’✓█░▁▂▃▄▅▆▇▉▊▋▍▎▐▔▀▛▜▙▟╭╮╰╯┌┐└┘├┤┬┴",
+    '-*||>v^||-+#.v^>>~~~~*o!=--x/""\'\'*#.._-=+*#||||||-"++++++++++++++++',
 )
 
 
-def plain(content: Content) -> Content:
-    """The content with ASCII in place of drawing characters; its styles stay where they are."""
-    return Content(content.plain.translate(_TABLE), spans=list(content.spans))
+class AsciiOnly(LineFilter):
+    """Every row as it is painted, whoever draws it: borders, scroll bars and notes too. Letters stay what they are."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [Segment(text.translate(_TABLE), style, control) for text, style, control in segments]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from textual.content import Content
 from textual.widget import Widget
 
-from ..text.glyphs import plain
-
 __all__ = ["Bar", "Part", "parts"]
 
 Part = tuple[str, str]
@@ -27,12 +25,9 @@ class Bar(Widget):
         """`keep_right`: the left part gives way when both do not fit, else the right one does."""
         super().__init__(id=id, markup=False)
         self._keep_right = keep_right
-        self.ascii = False
         self._left = self._right = Content("")
 
     def show(self, left: Content, right: Content = NOTHING) -> None:
-        if self.ascii:
-            left, right = plain(left), plain(right)
         if not (left.is_same(self._left) and right.is_same(self._right)):
             self._left, self._right = left, right
             self.refresh()

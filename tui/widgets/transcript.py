@@ -23,7 +23,6 @@ from textual.style import Style
 
 from ..keys import ACTIONS, DEFAULT_KEYS, way
 from ..state import ChatState, Turn
-from ..text.glyphs import plain
 from ..text.layout import Line
 from .turn_lines import Look, TurnLines
 
@@ -92,6 +91,7 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         self._total = 0
         self._adjusting = False
         self._focused: int | None = None
+        """The selected turn; None unless the transcript has the focus."""
         self._drawn: list[Line | None] = []
         """The rows in view as they were last laid out, and where: (first row, rows, new lines)."""
         self._drawn_at: tuple[int, int, int] = (-1, 0, 0)
@@ -136,7 +136,7 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         changed = False
         fold = way("toggle_thoughts", self._keys, self.ascii)
         for i in range(self._first, len(self._items)):
-            look = Look(self.column, self.narrow, i == self._focused and self.has_focus, times=self.times, fold=fold)
+            look = Look(self.column, self.narrow, i == self._focused, times=self.times, fold=fold)
             changed |= self._items[i].update(look)
         starts, y = [], self._lead
         for item in self._items[self._first :]:
@@ -210,7 +210,7 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         row and each time; here a row is made once, as long as it stays where it is in the chat."""
         whole, inner = self.outer_size.width, self.scrollable_content_region.width
         base, left = self.visual_style, self.styles.gutter.left
-        look = (whole, inner, base, self.ascii)
+        look = (whole, inner, base)
         if look != self._strips_look or len(self._strips) > STRIPS_MOST:
             self._strips, self._strips_look = {}, look
         filters, background = self.get_line_filters(), self.background_colors[1]
@@ -254,7 +254,6 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         return self._strip(content, base, width).apply_offsets(0, at)
 
     def _strip(self, content: Content, base: Style, width: int) -> Strip:
-        content = plain(content) if self.ascii else content
         segments = [Segment(t, s.rich_style) for t, s in content.render(base, "", parse_style=self._get_style)]
         return Strip(segments, content.cell_length).adjust_cell_length(width, base.rich_style)
 
@@ -334,9 +333,7 @@ class Transcript(ScrollView, can_focus=True, inherit_bindings=False):
         self.focus_turn(here + step)
 
     def on_focus(self) -> None:
-        if self._focused is None:
-            self.focus_turn(len(self._items) - 1)
-        self._lay_out()
+        self.focus_turn(len(self._items) - 1)
 
     def on_blur(self) -> None:
         self._focused = None
