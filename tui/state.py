@@ -32,6 +32,7 @@ __all__ = ["ChatState", "Failure", "Refusal", "Tick", "Turn", "TurnStatus"]
 
 TurnStatus = Literal["waiting", "prefill", "thinking", "answering", "done", "stopped", "length", "context", "failed"]
 RUNNING: tuple[TurnStatus, ...] = ("waiting", "prefill", "thinking", "answering")
+CUT_OFF: tuple[TurnStatus, ...] = ("stopped", "length", "context", "failed")
 _ENDS: dict[str, TurnStatus] = {
     "stop": "done", "length": "length", "context": "context", "cancelled": "stopped", "error": "failed",
 }  # fmt: skip
@@ -177,6 +178,12 @@ class ChatState:
     @property
     def last_reply(self) -> Turn | None:
         return next((t for t in reversed(self.turns) if t.role == "assistant"), None)
+
+    @property
+    def cut_off(self) -> bool:
+        """The chat ends with a reply that broke off, and that can go on."""
+        last = self.turns[-1] if self.turns else None
+        return last is not None and bool(last.text or last.thinking) and last.status in CUT_OFF
 
     @property
     def context_used(self) -> int:

@@ -262,11 +262,39 @@ async def test_a_reply_that_was_cut_off_goes_on(stage: Any) -> None:
         await s.ask("count")
         assert s.app.state.turns[-1].status == "length"
         assert "token limit" in s.text
+        await s.press("tab")
+        assert "g continue" in s.screen_text
+        await s.press("tab")
         before = s.app.state.turns[-1].text
         await s.ask("/set max_tokens", 0)
         await s.ask("/continue")
         assert s.app.state.turns[-1].text == before + " and five"
         assert len(s.app.state.turns) == 2
+
+
+@pytest.mark.parametrize("way", ["/continue", "g"])
+async def test_a_finished_reply_does_not_go_on_and_keeps_its_figures(stage: Any, way: str) -> None:
+    async with stage(script("one two three four", " and five")) as s:
+        await s.ask("count")
+        reply, before = s.app.state.turns[-1], s.app.state.turns[-1].tok_per_s
+        await (s.press("tab", "g") if way == "g" else s.ask(way))
+        assert [n.message for n in s.app._notifications] == ["There is no reply that was cut off."]
+        assert s.app.state.running is None
+        assert (reply.status, reply.text, reply.tok_per_s) == ("done", "one two three four", before)
+
+
+async def test_tab_marks_the_last_message_at_once_and_shows_the_keys_that_act_on_it(stage: Any) -> None:
+    async with stage(script("one two")) as s:
+        await s.ask("count")
+        await s.press("tab")
+        reply = s.chat.transcript._items[-1]
+        assert "reverse" in reply.lines[0].content.markup
+        keys = s.screen_text.splitlines()[-1].strip()
+        assert keys.startswith("y copy  e edit  r retry  ↑ ↓ walk  tab back")
+        assert "send" not in keys
+        await s.press("tab")
+        assert "reverse" not in reply.lines[0].content.markup
+        assert s.screen_text.splitlines()[-1].strip().startswith("⏎ send")
 
 
 async def test_history_keeps_the_draft(stage: Any) -> None:

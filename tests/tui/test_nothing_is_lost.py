@@ -403,8 +403,10 @@ async def test_going_on_adds_to_the_time_of_a_thought_only_what_was_thought(stag
         await s.press("escape")
         await s.advance(60)
         s.chat.action_continue()
+        await s.advance(0.5)
+        await s.press("escape")
         await s.finish()
-        assert turn.thought_s == thought
+        assert (turn.status, turn.thought_s) == ("stopped", thought)
         s.chat.action_continue()
         for _ in range(30):
             await s.advance(0.2)

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TurnActions"]
 
-CAN_GO_ON = ("length", "stopped", "context", "failed", "done")
-
 
 class TurnActions(ChatBase):
     def _target(self) -> Turn | None:
@@ -124,9 +122,8 @@ class TurnActions(ChatBase):
         state = self.chat_app.state
         if not self._free():
             return
-        last = state.turns[-1] if state.turns else None
-        if last is None or last.role != "assistant" or not (last.text or last.thinking) or last.status not in CAN_GO_ON:
-            self.chat_app.say("There is no reply to go on with.")
+        if not state.cut_off:
+            self.chat_app.say("There is no reply that was cut off.")
             return
         self.leave_editing()
         self.chat_app.start(state.ask("", continue_last=True), record=False)

@@ -20,6 +20,9 @@ MTP_WORDS = {
     "OFF": ("○", "OFF", MUTED),
     "UNAVAILABLE": ("–", "n/a", MUTED),
 }
+REST = (
+    "toggle_mtp", "toggle_metrics", "palette", "help", "toggle_thoughts", "focus_transcript", "new_chat", "sessions",
+)  # fmt: skip
 MTP_ASCII = {"ON": "*", "WARM": "~", "PARKED": "=", "FALLBACK": "!", "OFF": "o", "UNAVAILABLE": "-"}
 
 
@@ -120,29 +123,25 @@ def _settings(state: ChatState, ascii_only: bool) -> Content:
     return Content.assemble(*out)
 
 
-def hints(keys: dict[str, str], width: int, running: bool, ascii_only: bool) -> Content:
-    """The keys that matter now, as many as there is room for."""
-    first = ("stop", "send", "newline") if running else ("send", "newline")
-    rest = (
-        "toggle_mtp",
-        "toggle_metrics",
-        "palette",
-        "help",
-        "toggle_thoughts",
-        "focus_transcript",
-        "new_chat",
-        "sessions",
-    )
+def hints(keys: dict[str, str], width: int, state: ChatState, selected: bool, ascii_only: bool) -> Content:
+    """The keys that matter now, as many as there is room for. `selected`: they act on a message."""
+    running = state.running is not None
     words = {a.id: a.hint for a in ACTIONS}
+    if selected:
+        words |= {"focus_transcript": "back"}
+        change = ("stop",) if running else ("edit", "regenerate", *(("continue",) if state.cut_off else ()))
+        names = ("copy", *change, "message_prev", "message_next", "focus_transcript", "toggle_thoughts", "help")
+    else:
+        names = (*(("stop",) if running else ()), "send", "newline", *REST)
     out: list[tuple[str, str]] = []
     used = 0
-    for name in (*first, *rest):
+    for name in names:
         label = key_label(keys[name], ascii_only)
         if not label:
             continue
-        need = len(label) + len(words[name]) + 3
-        if used + need > width:
+        word = f" {words[name]}  " if words[name] else " "
+        used += len(label) + len(word)
+        if used > width:
             break
-        out += [(label, "bold"), (f" {words[name]}  ", MUTED)]
-        used += need
+        out += [(label, "bold"), (word, MUTED)]
     return Content.assemble(*out)
