@@ -47,16 +47,18 @@ class DiskReport:
 
 
 def measure_disk(
-    path: str, *, read_bytes: int = 2_654_208, total_bytes: int = 256 << 20, workers: int = 16, rounds: int = 3
-) -> DiskReport:
+    path: str, *, read_bytes: int = 2_654_208, total_bytes: int = 256 << 20, workers: int = 16, rounds: int = 3,
+    direct: bool = True,
+) -> DiskReport:  # fmt: skip
     """Read random experts of `read_bytes` from a file, `total_bytes` a pass, arms interleaved forwards and backwards.
 
+    `direct` asks for reads past the page cache, where the file system allows them.
     Raises UsageError when the file is missing or holds fewer than two experts more than one layer of them.
     """
     expert = -(-read_bytes // _PAGE) * _PAGE
     try:
         places = os.path.getsize(path) // expert - 1
-        file = open_data_file(path, direct=True)
+        file = open_data_file(path, direct=direct)
     except OSError as e:
         raise UsageError(f"{path} cannot be read: {e.strerror}.", "Name a large file on the disk to measure.") from None
     try:
@@ -79,7 +81,7 @@ def _measure(file: DataFile, expert: int, places: int, reads: int, workers: int,
         began = perf_counter()
         file.read(buffers[0], draw.randrange(places) * expert, expert)
         alone.append(perf_counter() - began)
-    with Reader(workers, "on") as reader:
+    with Reader(workers, "on" if file.direct else "off") as reader:
         passes: dict[str, Callable[[Sequence[int]], None]] = {
             "raw": lambda at: _raw(file, [p * expert for p in at], buffers[:workers]),
             "aligned": lambda at: _through(reader, file.path, [p * expert for p in at], expert, buffers),

@@ -41,7 +41,8 @@ def measure_io(config: EngineConfig, tell: Callable[[int], None] = lambda _: Non
         tell(depth)
         reports.append(
             measure_disk(
-                path, read_bytes=layout.expert_bytes, total_bytes=min(_PASS_BYTES, _PASS_READS * layout.expert_bytes), workers=depth, rounds=_ROUNDS
+                path, read_bytes=layout.expert_bytes, total_bytes=min(_PASS_BYTES, _PASS_READS * layout.expert_bytes),
+                workers=depth, rounds=_ROUNDS, direct=config.direct_io != "off",
             )
         )  # fmt: skip
     return IoReport(path, layout.expert_bytes, tuple(reports))

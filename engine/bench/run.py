@@ -103,16 +103,18 @@ def as_error(kind: str, message: str, hint: str) -> errors.QwenChatError:
 def run_here(task: RunTask, tell: Callable[[Now], None] = lambda _: None) -> RunResult:
     """Carry out a task; `tell` hears how far it is, four times a second and where a stage ends.
 
-    Raises the engine's errors, ContextFullError when prompt and reply do not fit together.
+    Raises the engine's errors, UsageError when prompt and reply do not fit together.
     """
     config = EngineConfig(**task.settings)
     door = _Door(config, tell)
     try:
         ready = door.until(ModelReady)
         if task.prompt_tokens + task.max_tokens > ready.context:
-            raise errors.ContextFullError(
+            most = _most_context(ready.path)
+            raise errors.UsageError(
                 f"{task.prompt_tokens:,} prompt tokens and {task.max_tokens:,} more do not fit the context of {ready.context:,}.",
-                "Lower --prompt-tokens or --max-tokens, or raise --context.",
+                "Lower --prompt-tokens or --max-tokens"
+                + (f", or raise --context; this model's most is {most:,}." if most > ready.context else "."),
             )
         page_cache = drop_page_cache(Path(ready.path)) if task.drop_page_cache else "left as it was"
         start, cpu = time.perf_counter(), time.process_time()
@@ -132,6 +134,15 @@ def run_here(task: RunTask, tell: Callable[[Now], None] = lambda _: None) -> Run
         )
     finally:
         door.engine.close()
+
+
+def _most_context(folder: str) -> int:
+    """Tokens that the model in a folder was made for."""
+    from ..checkpoint.index import open_checkpoint
+    from ..models.contract import architecture_of  # brings MLX, which who only starts children does without
+
+    index = open_checkpoint(folder)
+    return architecture_of(index.config, folder).read_config(index.config, folder).max_context
 
 
 _Answer = tuple[tuple[int, ...], FinishReason, EngineStats]

@@ -6,6 +6,7 @@ Knows tokenizers, no engine: a prompt leaves here as text, as a chat's would.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,9 @@ __all__ = ["BUNDLED", "CHAT", "Workload", "cut", "load_workload", "prompt_for"]
 BUNDLED = ("code", "novel")
 CHAT = "chat"
 _STARTS_TRIED = 1000
+_MOST_BYTES = 64 << 20
+_CHARACTERS_A_TOKEN = 16
+"""More than most texts have; where one has more yet, a longer stretch of it is encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Workload:
     """A text and what it is called in reports."""
 
     name: str
+    """As it was asked for: a file never goes by the name of another or of what is bundled."""
     text: str
     conversations: tuple[tuple[str, ...], ...] = ()
     """The user's messages of conversations, where these are held instead of a text continued."""
@@ -35,9 +40,13 @@ class Workload:
 def load_workload(name: str) -> Workload:
     """What is bundled under a name, or the UTF-8 text file at that path. Raises UsageError."""
     bundled = name in (*BUNDLED, CHAT)
-    path = Path(__file__).parent / "corpora" / f"{name}.txt" if bundled else Path(name).expanduser()
+    path = Path(__file__).parent / "corpora" / f"{name}.txt" if bundled else Path(os.path.expanduser(name))
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with open(path, "rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise UsageError(f"{path} has more than {_MOST_BYTES >> 20} MiB.", "Give a part of it.")
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise UsageError(
             f"There is no workload {name!r}.", f"Use {', '.join(BUNDLED)} or {CHAT}, or the path of a text file."
@@ -51,7 +60,7 @@ def load_workload(name: str) -> Workload:
         ) from None
     if name == CHAT:
         return Workload(name, "", tuple(tuple(part.splitlines()) for part in text.strip().split("\n\n")))
-    return Workload(name if bundled else path.name, text)
+    return Workload(name, text)
 
 
 def prompt_for(workload: Workload, model: str, tokens: int) -> str:
@@ -65,11 +74,11 @@ def prompt_for(workload: Workload, model: str, tokens: int) -> str:
 
 def cut(codec: Codec, workload: Workload, tokens: int) -> str:
     """The first stretch of exactly `tokens` tokens that is still those tokens when it is encoded by itself."""
-    ids = codec.encode(workload.text)
+    ids = _encoded(codec, workload.text, tokens + _STARTS_TRIED)
     if len(ids) < tokens:
         raise UsageError(
             f"The text {workload.name!r} has {len(ids):,} tokens for this model; a prompt of {tokens:,} was asked for.",
-            f"Use --prompt-tokens {len(ids)} or fewer, or a longer text with --workload FILE." if ids else "",
+            "Lower --prompt-tokens, or give a longer text with --workload FILE.",
         )
     for start in range(min(_STARTS_TRIED, len(ids) - tokens + 1)):
         wanted = ids[start : start + tokens]
@@ -80,3 +89,11 @@ def cut(codec: Codec, workload: Workload, tokens: int) -> str:
         f"The text {workload.name!r} cannot be cut to exactly {tokens:,} tokens of this model.",
         "Ask for a few tokens more or fewer.",
     )
+
+
+def _encoded(codec: Codec, text: str, least: int) -> list[int]:
+    """The tokens of a text's beginning, at least so many; of all of it where it has fewer."""
+    end = least * _CHARACTERS_A_TOKEN
+    while len(ids := codec.encode(text[:end])) < least and end < len(text):
+        end *= 4
+    return ids

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from ...engine.bench.run import Now
 
 
+_OF_RUNS = {
+    "--arm": "arms", "--workload": "workloads", "--prompt-tokens": "prompt_tokens", "--max-tokens": "reply_tokens",
+    "--runs": "runs", "--drop-page-cache": "drop_page_cache", "--trace": "trace",
+}  # fmt: skip
+"""Flags that only say how runs are made, and the names argparse gives them."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: qwen-chat bench --arm mtp=off --arm mtp=auto --arm mtp=fixed,max_draft=2 --workload code --runs 4. "
@@ -27,16 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workload", metavar="TEXT", action="append", default=[], dest="workloads",
         help="code, novel (both when none is given) or a text file, to be continued, or chat: conversations; may be repeated",
     )  # fmt: skip
-    group.add_argument("--prompt-tokens", metavar="N", type=int, default=4096, help="length of a text's prompt (4096)")
+    group.add_argument("--prompt-tokens", metavar="N", type=int, help="length of a text's prompt (4096)")
     group.add_argument(
         "--max-tokens",
         metavar="N",
         type=int,
-        default=256,
         dest="reply_tokens",
         help="length of the reply, in a chat of all replies (256)",
     )
-    group.add_argument("--runs", metavar="N", type=int, default=2, help="runs of each arm (2)")
+    group.add_argument("--runs", metavar="N", type=int, help="runs of each arm (2)")
     group.add_argument(
         "--drop-page-cache", action="store_true",
         help="before each prompt ask the system to forget the model's files, where it can",
@@ -52,7 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return _io(args) if args.io else _bench(args)
+    if not args.io:
+        return _bench(args)
+    for flag, field in _OF_RUNS.items():
+        if getattr(args, field) not in (None, False, []):
+            from ...engine.errors import UsageError
+
+            raise UsageError(f"{flag} means nothing to --io, which measures the disk.", "Leave out one of them.")
+    return _io(args)
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -66,8 +79,10 @@ def _bench(args: argparse.Namespace) -> int:
     for name in args.workloads:
         refuse_empty(__workload=name)
     arms = parse_arms(args.arms, load_settings(args).engine, parse_scalar)
+    given = {"prompt_tokens": args.prompt_tokens, "max_tokens": args.reply_tokens, "runs": args.runs}
+    numbers = {name: n for name, n in given.items() if n is not None}
     benches = [
-        Bench(arms, load_workload(name), args.prompt_tokens, args.reply_tokens, args.runs, args.drop_page_cache)
+        Bench(arms, load_workload(name), **numbers, drop_page_cache=args.drop_page_cache)
         for name in dict.fromkeys(args.workloads or BUNDLED)
     ]
     progress = _Progress(len(benches))

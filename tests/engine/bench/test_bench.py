@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from qwen_chat_mlx.engine.bench import child
+from qwen_chat_mlx.engine.bench import child, workloads
 from qwen_chat_mlx.engine.bench.arms import parse_arms
 from qwen_chat_mlx.engine.bench.bench import Bench, measure, order_of
 from qwen_chat_mlx.engine.bench.figures import FIGURES, MOST_UNEXPLAINED, figures_of, token_gaps
 from qwen_chat_mlx.engine.bench.run import Now, RunResult, RunTask, run_here
-from qwen_chat_mlx.engine.bench.workloads import Workload, load_workload, prompt_for
+from qwen_chat_mlx.engine.bench.workloads import Workload, cut, load_workload, prompt_for
 from qwen_chat_mlx.engine.checkpoint.index import open_checkpoint
 from qwen_chat_mlx.engine.checkpoint.pack import pack
 from qwen_chat_mlx.engine.config import EngineConfig
-from qwen_chat_mlx.engine.errors import CheckpointError, ConfigError, ContextFullError, QwenChatError, UsageError
+from qwen_chat_mlx.engine.errors import CheckpointError, ConfigError, QwenChatError, UsageError
 from qwen_chat_mlx.engine.session import Session
 from qwen_chat_mlx.engine.stats import DraftStats, EngineStats, ExpertStats, ThroughputStats, TimingStats, minus
 from qwen_chat_mlx.engine.tokenizer import Tokenizer
@@ -100,8 +100,16 @@ def test_the_parts_of_the_time_add_up_to_what_is_seen_from_outside() -> None:
 
 
 def test_a_prompt_and_reply_that_do_not_fit_are_refused_before_the_prompt() -> None:
-    with pytest.raises(ContextFullError, match="24 prompt tokens and 60 more do not fit the context of 64"):
+    with pytest.raises(
+        UsageError, match=r"24 prompt tokens and 60 more do not fit the context of 64.*or raise --context"
+    ):
         run_here(task(replace(SMALL, context=64), max_tokens=60))
+
+
+def test_a_context_that_is_the_models_most_is_not_to_be_raised() -> None:
+    with pytest.raises(UsageError) as caught:
+        run_here(task(max_tokens=1 << 20))
+    assert caught.value.hint == "Lower --prompt-tokens or --max-tokens."
 
 
 def test_dropping_the_page_cache_says_what_was_done() -> None:
@@ -194,9 +202,46 @@ def test_a_file_of_ones_own_is_a_workload(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("Überall Äpfel 🍎. " * 20, encoding="utf-8-sig")
     found = load_workload(str(path))
-    assert found.name == "mine.txt"
+    assert found.name == str(path)
     assert found.text.startswith("Über")
     assert prompt_for(found, str(MODEL), 21)
+
+
+def test_a_file_never_goes_by_the_name_of_another_or_of_a_bundled_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/x.txt", "b/x.txt", "a/code"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert [load_workload(n).name for n in ("a/x.txt", "b/x.txt", "a/code", "code")] == [
+        "a/x.txt", "b/x.txt", "a/code", "code",
+    ]  # fmt: skip
+
+
+def test_no_more_of_a_text_is_encoded_than_its_prompt_needs() -> None:
+    index = open_checkpoint(MODEL)
+    codec = Tokenizer.load(MODEL, index.config, index.generation_config)
+    seen: list[int] = []
+
+    class Counting:
+        decode = codec.decode
+
+        def encode(self, text: str) -> list[int]:
+            seen.append(len(text))
+            return codec.encode(text)
+
+    text = load_workload("novel").text
+    whole = " " * 100_000 + text * (1 + 2_000_000 // len(text))
+    assert cut(Counting(), Workload("long", text * (1 + 2_000_000 // len(text))), 20)  # type: ignore[arg-type]
+    assert max(seen) < 20_000
+    assert len(codec.encode(cut(codec, Workload("spaces first", whole), 5000))) == 5000
+
+
+def test_a_text_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "_MOST_BYTES", 1 << 20)
+    with pytest.raises(UsageError, match="/dev/zero has more than 1 MiB"):
+        load_workload("/dev/zero")
 
 
 def test_texts_that_cannot_serve_are_told_apart(tmp_path: Path) -> None:

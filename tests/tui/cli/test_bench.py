@@ -14,10 +14,8 @@ import pytest
 from qwen_chat_mlx.tui.cli import main
 
 MODEL = Path(__file__).parents[2] / "engine" / "fixtures" / "fp8-1"
-TINY = [
-    "bench", "--model", str(MODEL), "--set", 'model.memory_limit="4 GiB"', "--expert-cache", "25 %",
-    "--prompt-tokens", "16", "--max-tokens", "4",
-]  # fmt: skip
+SMALL = ["bench", "--model", str(MODEL), "--set", 'model.memory_limit="4 GiB"', "--expert-cache", "25 %"]
+TINY = [*SMALL, "--prompt-tokens", "16", "--max-tokens", "4"]
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +68,7 @@ def test_the_table_and_the_markdown_show_every_arm(here, capsys):
         (["--runs", "0"], "--runs must be at least 1"),
         (["--runs", "x"], "invalid int value"),
         (["--prompt-tokens", "9999999"], "tokens for this model"),
+        (["--workload", "~nobody-of-this-name/x"], "no workload"),
         (["--prompt-tokens", "-1"], "--prompt-tokens must be at least 1"),
         (["--json", "--markdown"], "not allowed with"),
     ],
@@ -82,7 +81,7 @@ def test_what_cannot_be_measured_is_one_sentence(more, said, capsys):
 
 
 def test_the_error_of_a_child_is_one_sentence(capsys):
-    assert main([*TINY, "--context", "64", "--max-tokens", "60", "--workload", "code"]) == 1
+    assert main([*TINY, "--context", "64", "--max-tokens", "60", "--workload", "code"]) == 2
     told = capsys.readouterr().err
     assert "do not fit the context of 64" in told
     assert told.count("\n") == 1
@@ -100,16 +99,27 @@ def disk(monkeypatch):
 
 
 def test_the_disk_is_shown_by_reads_in_flight(disk, capsys):
-    assert main([*TINY, "--io"]) == 0
+    assert main([*SMALL, "--io"]) == 0
     shown = capsys.readouterr().out
     assert "reads of 1.0 MiB, past the page cache" in shown
     assert "180 (0.90)" in shown
-    assert main([*TINY, "--io", "--markdown"]) == 0
+    assert main([*SMALL, "--io", "--markdown"]) == 0
     assert "| 32 | 200 | 180 (0.90) |" in capsys.readouterr().out
-    assert main([*TINY, "--io", "--json"]) == 0
+    assert main([*SMALL, "--io", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [d["workers"] for d in found["depths"]] == [1, 2, 4, 8, 16, 32]
     assert found["depths"][0]["ratios"]["aligned"] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    "more", [["--arm", "nonsense=1"], ["--workload", "x"], ["--runs", "-3"], ["--max-tokens", "4"], ["--trace", "t"],
+             ["--prompt-tokens", "16"], ["--drop-page-cache"]],
+)  # fmt: skip
+def test_what_only_runs_have_is_refused_where_the_disk_is_measured(more, disk, capsys):
+    assert main([*SMALL, "--io", *more]) == 2
+    out, told = capsys.readouterr()
+    assert out == ""
+    assert f"{more[0]} means nothing to --io" in told
 
 
 def test_ctrl_c_ends_the_child_too():
