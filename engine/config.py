@@ -304,7 +304,7 @@ class EngineConfig:
     )  # fmt: skip
     trace: str = setting(
         "trace", "file", "", text,
-        "Write one line of JSON a step and the routed experts to this file; empty for none.",
+        "Write one line of JSON a step and the routed experts to this file, in place of an earlier trace; empty for none.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
@@ -24,6 +25,14 @@ VERSION = 1
 PROMPT_ROWS_KEPT = 512
 """Of a prompt's routes only so many rows at the end are written."""
 _BUFFER_BYTES = 1 << 20
+_BEGINNING = b'{"trace":'
+"""Of every trace, whatever its version."""
+_MOST_EXPERTS = 1 << 20
+"""Of all layers together: a policy keeps some numbers for each."""
+_MOST_LINE_BYTES = 16 << 20
+"""A prompt's routes with 512 rows of 4,096 experts."""
+_MOST = 1 << 40
+"""Of every other number."""
 _log = logging.getLogger("qwen_chat_mlx.engine")
 
 Kind = Literal["prompt", "plain", "verify", "draft"]
@@ -70,7 +79,8 @@ class Routes:
     layer: int
     kind: Kind
     rows: tuple[tuple[int, ...], ...]
-    """Sorted expert ids of each row, oldest first; a single row may stand for the union of several."""
+    """Sorted expert ids of each row, oldest first, none empty; in a prompt all are of one length, elsewhere a single row
+    may stand for the union of several."""
     pool: Pool = "trunk"
 
 
@@ -87,7 +97,10 @@ class TraceWriter:
     """Writes a trace. After the constructor nothing is raised: a full disk ends the trace and `error` says so."""
 
     def __init__(self, path: str | Path, header: TraceHeader) -> None:
-        """Raises UsageError when the file cannot be opened or another run writes it. An existing file is replaced."""
+        """Raises UsageError when the file cannot be opened, another run writes it, or it holds anything but a trace.
+
+        An existing trace is replaced.
+        """
         self.path = str(path)
         self.error = ""
         """One sentence once writing has failed; nothing is written after that."""
@@ -105,6 +118,12 @@ class TraceWriter:
         except OSError:
             _log.debug("%s cannot be locked", path)  # a file system without locks
         if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            if not _replaceable(path):
+                self._file.close()
+                raise UsageError(
+                    f"The file {path} is there and holds no trace.",
+                    "Name a file that does not exist, or an earlier trace, which is replaced.",
+                )
             self._file.truncate(0)
         self._write({"trace": VERSION, **asdict(header)})
 
@@ -166,6 +185,8 @@ def read_trace(path: str | Path) -> Trace:
     routes: list[Routes] = []
     for number, line in _lines(path):
         try:
+            if len(line) > _MOST_LINE_BYTES:
+                raise ValueError(f"it is longer than {_MOST_LINE_BYTES >> 20} MiB")
             value = json.loads(line)
             if not isinstance(value, dict):
                 raise ValueError("it is not an object")
@@ -175,9 +196,9 @@ def read_trace(path: str | Path) -> Trace:
                 routes.append(_routes(value, header))
             else:
                 steps.append(_step(value))
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, KeyError, TypeError, RecursionError) as e:
             what = f"{e.args[0]!r} is missing" if isinstance(e, KeyError) else str(e)
-            if isinstance(e, (json.JSONDecodeError, UnicodeDecodeError)):
+            if isinstance(e, (json.JSONDecodeError, UnicodeDecodeError, RecursionError)):
                 what = "it is not JSON"
             raise UsageError(
                 f"{path}, line {number}: this is not a line of a trace ({what}).",
@@ -188,12 +209,28 @@ def read_trace(path: str | Path) -> Trace:
     return Trace(header, tuple(steps), tuple(routes))
 
 
-def _lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, line) of every line that ends in a newline and is not blank."""
+def _replaceable(path: str | Path) -> bool:
+    """Whether a file is empty or begins like a trace; one that cannot be read is somebody's."""
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n") and line.strip():
+            return file.read(len(_BEGINNING)) in (b"", _BEGINNING)
+    except OSError:
+        return False
+
+
+def _lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """(line number from 1, line) of every line that is not blank, without a last one that does not end in a newline.
+
+    A longer line than there can be in a trace is cut to one byte more, and the first line of the file always comes.
+    """
+    try:
+        with open(path, "rb") as file:
+            for number in count(1):
+                line = file.readline(_MOST_LINE_BYTES + 1)
+                if not line:
+                    return
+                whole = line.endswith(b"\n") or len(line) > _MOST_LINE_BYTES
+                if line.strip() and (whole or number == 1):
                     yield number, line
     except OSError as e:
         raise UsageError(
@@ -206,9 +243,18 @@ def _header(value: dict[str, Any]) -> TraceHeader:
         raise ValueError(f"no header of version {VERSION}")
     header = TraceHeader(**{f.name: value[f.name] for f in fields(TraceHeader) if f.name in value})
     for name in ("layers", "experts", "top_k"):
-        _number(getattr(header, name), 1, 1 << 20, name)
+        _number(getattr(header, name), 1, _MOST_EXPERTS, name)
+    if header.layers * header.experts > _MOST_EXPERTS:
+        raise ValueError(f"{header.layers} layers of {header.experts} experts are more than {_MOST_EXPERTS}")
     if header.top_k > header.experts:
         raise ValueError("top_k exceeds experts")
+    for name in ("expert_bytes", "slots", "draft_slots"):
+        _number(getattr(header, name), 0, _MOST, name)
+    for name in ("fingerprint", "policy"):
+        if not isinstance(getattr(header, name), str):
+            raise ValueError(f"{name} is not a text")
+    if not isinstance(header.settings, dict) or any(isinstance(v, (dict, list)) for v in header.settings.values()):
+        raise ValueError("settings are not names with plain values")
     return header
 
 
@@ -220,7 +266,9 @@ def _step(value: dict[str, Any]) -> StepRecord:
         raise ValueError(f"nothing is known of {sorted(unknown)[0]!r}")
     record = StepRecord(**value)
     for name in ("step", "at", "tokens", "drafted", "accepted"):
-        _number(getattr(record, name), 0, 1 << 40, name)
+        _number(getattr(record, name), 0, _MOST, name)
+    if not isinstance(record.seconds, dict):
+        raise ValueError("seconds are not by phase")
     return record
 
 
@@ -230,9 +278,13 @@ def _routes(value: dict[str, Any], header: TraceHeader) -> Routes:
     pool = value.get("pool", "trunk")
     if pool not in get_args(Pool):
         raise ValueError(f"an unknown pool {pool!r}")
-    _number(value["step"], 0, 1 << 40, "step")
-    _number(value["layer"], 0, header.layers - 1, "layer")
+    _number(value["step"], 0, _MOST, "step")
+    _number(value["layer"], 0, header.layers - 1 if pool == "trunk" else 0, "layer")
     rows = tuple(tuple(row) for row in value["rows"])
+    if not rows or not all(rows):
+        raise ValueError("a row without an expert, or no row")
+    if value["routes"] == "prompt" and len({len(row) for row in rows}) > 1:
+        raise ValueError("the rows of a prompt are not of one length")
     for row in rows:
         for expert in row:
             _number(expert, 0, header.experts - 1, "expert")

@@ -54,21 +54,23 @@ class Belady:
         self.added, self.removed = self._ranks.added, self._ranks.removed
         self._offset = np.zeros(layers)
         self._never = float(len(routes))
-        self._next = np.full((len(routes), experts), self._never)
-        upcoming = np.full((layers, experts), self._never)
+        self._next = np.full((layers, experts), self._never)
+        """When each expert is asked for next, as far as the pass has come."""
+        self._later: list[np.ndarray] = []
+        """Of each decode forward's union, the first one last, when it is asked for again."""
         for i in range(len(routes) - 1, -1, -1):
             r = routes[i]
-            self._next[i] = upcoming[r.layer]
             if r.kind != "prompt":
-                upcoming[r.layer, _union(r)] = i
-        self._i = 0
+                union = _union(r)
+                self._later.append(self._next[r.layer, union])
+                self._next[r.layer, union] = i
 
     def record(self, layer: int, experts: Sequence[int]) -> None:
-        self._ranks.put(layer, self._next[self._i])
-        self._i += 1
+        self._next[layer, list(experts)] = self._later.pop()
+        self._ranks.put(layer, self._next[layer])
 
     def prime(self, layer: int, rows: np.ndarray) -> None:
-        self.record(layer, ())
+        self._ranks.put(layer, self._next[layer])
 
     def evict(self, count: int, layer: int, protected: Sequence[int], pinned: Container[int]) -> list[int]:
         return self._ranks.evict(count, layer, protected, pinned, self._offset)
@@ -92,7 +94,7 @@ def replay(trace: Trace, policy: str, slots: int, pool: Pool = "trunk") -> Repla
     """
     h = trace.header
     layers = h.layers if pool == "trunk" else 1
-    routes = [r for r in trace.routes if r.pool == pool and r.rows]
+    routes = [r for r in trace.routes if r.pool == pool]
     offline = policy == BELADY
     ranks: Policy = Belady(routes, layers, h.experts) if offline else make_policy(policy, layers, h.experts)
     table = SlotTable(slots, layers, h.experts, ranks)

@@ -16,7 +16,9 @@ from qwen_chat_mlx.engine.trace import Routes, StepRecord, TraceHeader, TraceWri
 
 HEADER = TraceHeader(layers=2, experts=8, top_k=2, fingerprint="abc", slots=6, policy="decay", settings={"mtp": "off"})
 
-rows = st.lists(st.lists(st.integers(0, 7), max_size=4, unique=True), max_size=4)
+rows = st.integers(1, 4).flatmap(
+    lambda k: st.lists(st.lists(st.integers(0, 7), min_size=k, max_size=k, unique=True), min_size=1, max_size=4)
+)
 lines = st.lists(
     st.one_of(
         st.builds(
@@ -24,8 +26,9 @@ lines = st.lists(
             st.dictionaries(st.sampled_from(["plain", "draft"]), st.sampled_from([0.5, 0.000001, 12.25])),
         ),
         st.builds(
-            Routes, st.integers(0, 99), st.integers(0, 1), st.sampled_from(["prompt", "plain", "verify", "draft"]),
-            rows.map(lambda rs: tuple(tuple(sorted(r)) for r in rs)), st.sampled_from(["trunk", "draft"]),
+            lambda layer, pool, *rest: Routes(rest[0], 0 if pool == "draft" else layer, *rest[1:], pool),
+            st.integers(0, 1), st.sampled_from(["trunk", "draft"]), st.integers(0, 99), st.sampled_from(["prompt", "plain", "verify", "draft"]),
+            rows.map(lambda rs: tuple(tuple(sorted(r)) for r in rs)),
         ),
     ),
     max_size=20,
@@ -71,10 +74,16 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
     [
         ("nonsense", "it is not JSON"),
         ("[1]", "not an object"),
+        pytest.param("[" * 200_000, "it is not JSON", id="deep"),
         ("{}", "is missing|missing 3 required"),
         ('{"step":1,"at":2,"tokens":-1}', "tokens is -1"),
         ('{"step":1,"at":2,"tokens":1,"odd":3}', "odd"),
+        ('{"step":1,"at":2,"tokens":1,"seconds":3}', "seconds are not by phase"),
         ('{"routes":"plain","step":1,"layer":2,"rows":[]}', "layer is 2"),
+        ('{"routes":"plain","pool":"draft","step":1,"layer":1,"rows":[[0]]}', "layer is 1"),
+        ('{"routes":"plain","step":1,"layer":1,"rows":[]}', "a row without an expert, or no row"),
+        ('{"routes":"plain","step":1,"layer":1,"rows":[[0],[]]}', "a row without an expert, or no row"),
+        ('{"routes":"prompt","step":1,"layer":1,"rows":[[0,1],[2]]}', "not of one length"),
         ('{"routes":"plain","step":1,"layer":1,"rows":[[8]]}', "expert is 8"),
         ('{"routes":"plain","step":1,"layer":1,"rows":[[3,3]]}', "twice"),
         ('{"routes":"plain","step":1,"layer":1,"rows":[5]}', "iterable"),
@@ -102,12 +111,30 @@ def test_damage_is_told_with_its_line(tmp_path: Path, line: str, what: str) -> N
         '{"trace":1,"layers":0,"experts":1,"top_k":1}',
         '{"trace":1,"layers":1,"experts":1,"top_k":2}',
         '{"trace":1,"layers":true,"experts":1,"top_k":1}',
+        '{"trace":1,"layers":16384,"experts":16384,"top_k":8}',
+        '{"trace":1,"layers":1,"experts":1,"top_k":1,"slots":"many"}',
+        '{"trace":1,"layers":1,"experts":1,"top_k":1,"draft_slots":null}',
+        '{"trace":1,"layers":1,"experts":1,"top_k":1,"policy":7}',
+        '{"trace":1,"layers":1,"experts":1,"top_k":1,"settings":{"a":[[[]]]}}',
     ],
 )
 def test_another_file_is_refused_at_line_1(tmp_path: Path, header: str) -> None:
     (tmp_path / "t").write_text(header + "\n")
     with pytest.raises(UsageError, match="line 1"):
         read_trace(tmp_path / "t")
+
+
+@pytest.mark.parametrize("text", ["hello", '{"trace":1,"laye'])
+def test_a_file_that_ends_inside_its_first_line_is_no_trace_and_is_not_called_empty(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t").write_text(text)
+    with pytest.raises(UsageError, match="line 1: this is not a line of a trace"):
+        read_trace(tmp_path / "t")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="the system has no endless file")
+def test_an_endless_line_is_not_read_to_its_end() -> None:
+    with pytest.raises(UsageError, match=r"line 1: .*it is longer than 16 MiB"):
+        read_trace("/dev/zero")
 
 
 def test_empty_and_missing_files_are_one_sentence(tmp_path: Path) -> None:
@@ -128,6 +155,18 @@ def test_two_runs_do_not_write_into_one_file(tmp_path: Path) -> None:
     assert len(read_trace(tmp_path / "t").steps) == 1
     TraceWriter(tmp_path / "t", HEADER).close()
     assert not read_trace(tmp_path / "t").steps
+
+
+@pytest.mark.parametrize("text", ["{}", '{"model_type": "qwen4_exp"}', "\n", "a note"])
+def test_a_file_that_holds_anything_but_a_trace_is_not_replaced(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="is there and holds no trace"):
+        TraceWriter(path, HEADER)
+    assert path.read_text() == text
+    path.write_text("")
+    TraceWriter(path, HEADER).close()
+    assert read_trace(path).header == HEADER
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full disk to offer")

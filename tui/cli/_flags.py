@@ -62,7 +62,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--context", metavar="N", help="tokens a conversation may hold")
     group.add_argument("--expert-cache", metavar="SIZE", help='memory for experts: "7.5 GiB", "25 %%" or "auto"')
     group.add_argument("--mtp", metavar="MODE", help="drafting: auto, fixed or off")
-    group.add_argument("--trace", metavar="FILE", help="write one line of JSON a step to this file")
+    group.add_argument(
+        "--trace", metavar="FILE", help="write one line of JSON a step to this file, in place of an earlier trace"
+    )
 
 
 def add_reply_flags(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
@@ -107,6 +108,22 @@ def test_everything_resident_misses_each_expert_once_at_most() -> None:
         result = replay(trace, policy, 96)
         assert result.evictions == 0
         assert result.misses + result.handed_over <= 96
+
+
+def test_with_room_for_everybody_belady_takes_from_a_prompt_whoever_comes_up() -> None:
+    routes = (Routes(0, 0, "plain", ((1,),)), Routes(1, 1, "prompt", ((2, 3),)), Routes(2, 1, "plain", ((2,),)))
+    assert replay(Trace(TraceHeader(2, 4, 2), (), routes), "belady", 8).misses == 1
+
+
+def test_belady_remembers_what_was_asked_for_and_not_every_expert_at_every_forward() -> None:
+    routes = tuple(Routes(i, 0, "plain", ((i % 50,),)) for i in range(400))
+    trace = Trace(TraceHeader(1, 1 << 14, 1), (), routes)
+    tracemalloc.start()
+    try:
+        assert replay(trace, "belady", 25).hits > 0
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_sizes_stay_between_top_k_and_everything() -> None:
