@@ -65,6 +65,7 @@ def _listen(lines: IO[bytes], tell: Callable[[Now], None]) -> RunResult | None:
                     **found,
                     "token_ids": tuple(found["token_ids"]),
                     "depth_counts": tuple(found["depth_counts"]),
+                    "warnings": tuple(found["warnings"]),
                 }
             )
     return None

@@ -6,11 +6,12 @@ Whoever calls this does nothing else in the process; `child` starts a fresh one 
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ SEED = 42
 REQUEST_ID = "bench"
 _GREEDY = Sampling(temperature=0.0, seed=SEED)
 _LOOK_EVERY_S = 0.25
+_log = logging.getLogger("qwen_chat_mlx.engine")
 
 _E = TypeVar("_E", ModelReady, TurnFinished)
 
@@ -75,6 +77,8 @@ class RunResult:
     """The fields of ModelReady."""
     stats: dict[str, Any]
     """EngineStats of the request, or of the conversations."""
+    warnings: tuple[str, ...] = ()
+    """What the engine warned of, to its end: a trace that a full disk cut short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,16 @@ def run_here(task: RunTask, tell: Callable[[Now], None] = lambda _: None) -> Run
 
     Raises the engine's errors, UsageError when prompt and reply do not fit together.
     """
+    heard = _Warnings()
+    _log.addHandler(heard)
+    try:
+        result = _run(task, tell)
+    finally:
+        _log.removeHandler(heard)
+    return replace(result, warnings=tuple(heard.said))
+
+
+def _run(task: RunTask, tell: Callable[[Now], None]) -> RunResult:
     config = EngineConfig(**task.settings)
     door = _Door(config, tell)
     try:
@@ -134,6 +148,15 @@ def run_here(task: RunTask, tell: Callable[[Now], None] = lambda _: None) -> Run
         )
     finally:
         door.engine.close()
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
 
 
 def _most_context(folder: str) -> int:

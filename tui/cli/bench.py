@@ -9,7 +9,7 @@ from ._flags import add_model_flags, load_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...engine.bench.bench import Position
+    from ...engine.bench.bench import Bench, Position
     from ...engine.bench.run import Now
 
 
@@ -73,6 +73,7 @@ def _bench(args: argparse.Namespace) -> int:
     from ...engine.bench.bench import Bench, measure
     from ...engine.bench.workloads import BUNDLED, load_workload
     from ..config_text import parse_scalar
+    from . import say
     from ._bench_text import as_markdown, show
     from ._flags import refuse_empty
 
@@ -85,6 +86,7 @@ def _bench(args: argparse.Namespace) -> int:
         Bench(arms, load_workload(name), **numbers, drop_page_cache=args.drop_page_cache)
         for name in dict.fromkeys(args.workloads or BUNDLED)
     ]
+    _refuse_shared_trace(benches)
     progress = _Progress(len(benches))
     reports = []
     for bench in benches:
@@ -93,6 +95,9 @@ def _bench(args: argparse.Namespace) -> int:
             reports.append(measure(bench, progress.tell))
         finally:
             progress.clear()
+        for arm in reports[-1].arms:
+            for warning in dict.fromkeys(w for r in arm.runs for w in r.warnings):
+                say(f"{arm.name}: {warning}")
         if not args.json:
             sys.stdout.write(as_markdown(reports[-1])) if args.markdown else show(reports[-1])
             sys.stdout.flush()
@@ -101,6 +106,19 @@ def _bench(args: argparse.Namespace) -> int:
 
         print(json.dumps({"reports": [r.as_json() for r in reports]}, indent=2))
     return 0
+
+
+def _refuse_shared_trace(benches: list[Bench]) -> None:
+    """Raise UsageError where a run would replace the trace of one before."""
+    traces = [a.config.trace for b in benches for a in b.arms for _ in range(b.runs) if a.config.trace]
+    shared = next((t for t in traces if traces.count(t) > 1), None)
+    if shared is not None:
+        from ...engine.errors import UsageError
+
+        raise UsageError(
+            f"{traces.count(shared)} runs would write the trace {shared}, each over the one before.",
+            "Measure one --workload with --runs 1, and name a file in every --arm: --arm mtp=off,trace=FILE",
+        )
 
 
 def _io(args: argparse.Namespace) -> int:

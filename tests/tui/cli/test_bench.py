@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from qwen_chat_mlx.engine.trace import read_trace
 from qwen_chat_mlx.tui.cli import main
 
 MODEL = Path(__file__).parents[2] / "engine" / "fixtures" / "fp8-1"
@@ -78,6 +79,25 @@ def test_what_cannot_be_measured_is_one_sentence(more, said, capsys):
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+def test_a_trace_is_not_written_over_by_the_next_run(here, tmp_path, capsys):
+    one = ["--workload", "code", "--runs", "1"]
+    trace = str(tmp_path / "t")
+    for more in (["--workload", "code"], ["--runs", "1"], [*one, "--arm", "mtp=off", "--arm", "mtp=fixed"]):
+        assert main([*TINY, *more, "--trace", trace]) == 2
+        assert f"2 runs would write the trace {trace}, each over the one before" in capsys.readouterr().err
+    arms = [part for mtp in ("off", "fixed") for part in ("--arm", f"mtp={mtp},trace={trace}.{mtp}")]
+    assert main([*TINY, *one, *arms]) == 0
+    assert [read_trace(f"{trace}.{mtp}").header.settings["mtp"] for mtp in ("off", "fixed")] == ["off", "fixed"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full disk to offer")
+def test_a_trace_that_ends_early_in_a_child_is_told_beside_the_report(capsys):
+    assert main([*TINY, "--workload", "code", "--runs", "1", "--trace", "/dev/full", "--json"]) == 0
+    out, told = capsys.readouterr()
+    assert told == "qwen-chat: as set: The trace /dev/full ends early: No space left on device.\n"
+    assert len(json.loads(out)["reports"][0]["arms"][0]["runs"][0]["warnings"]) == 1
 
 
 def test_the_error_of_a_child_is_one_sentence(capsys):
