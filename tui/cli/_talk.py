@@ -103,7 +103,7 @@ class Progress:
     def clear(self) -> None:
         """Take the line away, before something else is written."""
         if self._width:
-            sys.stderr.write("\r" + " " * self._width + "\r")
+            sys.stderr.write("\r" + " " * (_columns() - 1) + "\r")  # to the end: the terminal may have added ^C
             sys.stderr.flush()
             self._width = 0
         self._next_s = 0.0
@@ -115,11 +115,14 @@ class Progress:
             print(one_line(line, 2000), file=sys.stderr, flush=True)
 
     def _write(self, line: str) -> None:
-        room = max(10, shutil.get_terminal_size().columns - 1)
-        line = one_line(line, room)
+        line = one_line(line, max(10, _columns() - 3))  # room for ^C, or it would begin another row
         sys.stderr.write("\r" + line + " " * (self._width - len(line)))
         sys.stderr.flush()
         self._width = len(line)
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def describe(event: ev.Event) -> str:

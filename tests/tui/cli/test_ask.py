@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -129,6 +130,11 @@ def test_ctrl_c_while_loading_exits_130_in_time():
     code, got = on_terminal("x", until=b"headers", then=lambda pid, fd: os.write(fd, b"\x03"), load_s=30.0, speed=1.0)
     assert code == 130
     assert b"Traceback" not in got
+    row = ""
+    for part in re.split(r"(\r)", got.decode()):
+        row = (part + row[len(part) :]) if part != "\r" else row
+    assert "^C" in got.decode()
+    assert row.strip() == ""
 
 
 def test_on_a_terminal_hostile_text_is_harmless_and_no_escape_is_written():
