@@ -29,7 +29,7 @@ def show(report: BenchReport) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for arm in report.arms:
-        table.add_column(f"{one_line(arm.name)}\n{_page_cache(arm)}", justify="right")
+        table.add_column(f"{one_line(arm.name)}\n{_page_cache(arm)}", justify="right", overflow="fold")
     for row in _rows(report):
         table.add_row(*row)
     console.print(table)

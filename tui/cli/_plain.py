@@ -23,6 +23,7 @@ from ..conversation_records import SavedTurn, made_as
 from ..conversations import Conversation, Store
 from ..terminal.instances import Instances
 from ..text import numbers
+from ..text.folding import folded
 from ..text.sanitise import clean, one_line
 from ._flags import tell_of_theme, typed
 from ._plain_reply import PROGRESS_EVERY_S, PlainReply
@@ -108,7 +109,7 @@ class PlainChat:
     # ---- input and output
 
     def _say(self, text: str) -> None:
-        print(clean(text), flush=True)
+        print(folded(clean(text), sys.stdout), flush=True)
 
     def _lines(self) -> Iterator[str]:
         """Prompts, joined where a line ends in a backslash. Ctrl+C twice within two seconds ends them."""

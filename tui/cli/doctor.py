@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     _show(found)
     if unnamed:
-        print(f"This is the built-in demo model. {_NAME_ONE}")
+        _print(f"This is the built-in demo model. {_NAME_ONE}")
     return 0
 
 
@@ -49,9 +49,17 @@ def _machine_alone(args: argparse.Namespace) -> int:
 
         print(json.dumps({**asdict(here), "model": None}, indent=2))
         return 0
-    print(_machine(here))
-    print(f"No model is named, and this installation has no built-in one. {_NAME_ONE}")
+    _print(_machine(here))
+    _print(f"No model is named, and this installation has no built-in one. {_NAME_ONE}")
     return 0
+
+
+def _print(text: str) -> None:
+    import sys
+
+    from ..text.folding import folded
+
+    print(folded(text, sys.stdout))
 
 
 def _machine(here: Here) -> str:
@@ -70,8 +78,8 @@ def _show(d: Diagnosis) -> None:
     from ..text.sanitise import one_line
     from ._console import TableConsole
 
-    print(_machine(d))
-    print(
+    _print(_machine(d))
+    _print(
         f"{one_line(d.model, 2000)}: {d.layers} layers x {d.experts_a_layer} experts, {d.top_k} a token, "
         f"{size_text(d.expert_bytes)} each, {size_text(d.expert_total_bytes)} in all; computing in {d.dtype}; "
         + ("has an MTP layer" if d.has_mtp else "has no MTP layer")
@@ -83,12 +91,12 @@ def _show(d: Diagnosis) -> None:
     table.add_row("available", f"{d.plan.limit_bytes:,}", size_text(d.plan.limit_bytes))
     TableConsole().print(table)
     share = d.plan.slots / max(1, d.layers * d.experts_a_layer)
-    print(
+    _print(
         f"context {d.plan.context:,} tokens; {d.plan.slots:,} expert slots ({share:.0%} of the experts); "
         f"{d.plan.draft_slots:,} for the draft layer; {d.plan.layer_buffers} layer buffers for prompts"
     )
     for note in d.notes:
-        print(one_line(note, 2000))
+        _print(one_line(note, 2000))
     if d.disk is not None and d.expected is not None:
         _show_disk(d)
 
@@ -98,13 +106,13 @@ def _show_disk(d: Diagnosis) -> None:
     assert e is not None
     assert disk is not None
     how = "past the page cache" if disk.direct_io else "through the page cache"
-    print(
+    _print(
         f"disk: one expert in {disk.alone_s * 1000:.2f} ms, {disk.together_bytes_a_s / 1e9:.2f} GB/s together ({how})"
     )
     if e.tokens_a_s is None:
-        print("all experts fit in memory: the disk does not limit the speed")
+        _print("all experts fit in memory: the disk does not limit the speed")
         return
-    print(
+    _print(
         f"expected: {d.layers * d.top_k} experts a token, {e.hit_rate:.0%} of them in the slots "
         f"({e.cycles:.2f} token cycles), {e.misses_a_token:.0f} x {d.expert_bytes:,} bytes at "
         f"{disk.together_bytes_a_s / 1e9:.2f} GB/s = {e.disk_s_a_token * 1000:.0f} ms: at most {e.tokens_a_s:.1f} tok/s "

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,17 @@ def test_a_reader_that_leaves_before_the_table_is_no_error(tmp_path):
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_on_a_terminal_lines_and_tables_are_broken_at_words(terminal):
+    model = Path(__file__).parents[2] / "engine" / "fixtures" / "fp8-1"
+    t = terminal("doctor", "--no-disk", "--model", str(model), size=(60, 36), COLUMNS="60")
+    assert t.wait() == 0
+    rows = re.sub(r"\x1b\[[\d;]*m|\r", "", t.got.decode()).split("\n")
+    assert [row for row in rows if len(row) > 60] == []
+    words = " ".join(row.strip() for row in rows)
+    for said in ("memory, of which", "has an MTP layer", "layer buffers for prompts"):
+        assert said in words
 
 
 def test_a_table_on_a_broken_pipe_is_told_to_main():

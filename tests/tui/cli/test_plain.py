@@ -228,6 +228,18 @@ def test_on_a_dumb_terminal_ctrl_c_stops_the_reply_and_twice_leaves(terminal):
     assert b"\x1b" not in t.got
 
 
+def test_what_it_says_is_broken_at_words_on_a_terminal(terminal):
+    t = terminal("--plain", term="dumb", size=(60, 36), COLUMNS="60")
+    t.until("you> ")
+    t.type("/set zzzzzzzz 1\n")
+    t.until("repetition_penalty.*you> $")
+    t.type("/quit\n")
+    assert t.wait() == 0
+    rows = t.got.decode().replace("\r", "").split("\n")
+    assert any("presence_penalty" in row for row in rows)
+    assert all(len(row) <= 60 for row in rows)
+
+
 def test_ctrl_d_leaves_and_sigterm_keeps_what_was_said(terminal, tmp_path):
     t = terminal("--plain", term="dumb")
     t.until("you> ")
