@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from .checkpoint.folder import DEMO, find_model
-from .checkpoint.header import TensorEntry
+from .checkpoint.header import DAMAGED, TensorEntry
 from .checkpoint.index import CheckpointIndex, open_checkpoint, read_tensor
-from .checkpoint.names import canonical_entries, check_census, did_you_mean
+from .checkpoint.names import MIXED, canonical_entries, check_census, did_you_mean
 from .checkpoint.pack import packed_expert_bytes
+from .checkpoint.pack_manifest import REPACK, read_manifest
 from .checkpoint.quant import Quantization, check_scales, read_quantization
 from .config import EngineConfig
 from .errors import CheckpointError, MemoryPlanError, UnavailableError
@@ -89,6 +91,15 @@ class Loaded:
 def survey(config: EngineConfig) -> Survey:
     """Open and check a checkpoint and plan its memory. Raises CheckpointError, MemoryPlanError or UnavailableError."""
     folder = find_model(config.model)
+    try:
+        return _survey(config, folder)
+    except CheckpointError as error:
+        if error.hint in (DAMAGED, MIXED) and read_manifest(folder) is not None:
+            error.hint = REPACK  # what was packed here cannot be downloaded
+        raise
+
+
+def _survey(config: EngineConfig, folder: Path) -> Survey:
     index = open_checkpoint(folder)
     where = str(index.folder / "config.json")
     architecture = architecture_of(index.config, where)

@@ -43,7 +43,7 @@ def attachments(text: str) -> list[Attachment]:
     found = []
     for m in _TOKEN.finditer(text):
         name = m[1].strip('"')
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         try:
             if path.is_file():
                 n = path.stat().st_size
@@ -94,7 +94,7 @@ def suggest(word: str, most: int = 50) -> list[str]:
     """Paths that start with what follows the @, folders with a slash; hidden ones only when asked for."""
     typed = word.removeprefix("@").strip('"')
     folder, _, start = typed.rpartition("/")
-    at = Path(folder + "/" if folder or typed.startswith("/") else ".").expanduser()
+    at = Path(os.path.expanduser(folder + "/" if folder or typed.startswith("/") else "."))
     found = []
     try:
         with os.scandir(at) as entries:

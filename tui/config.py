@@ -335,7 +335,7 @@ def load(
     """
     environ = os.environ if environ is None else environ
     places = Places.of(environ)
-    path = Path(file).expanduser() if file else places.config_file
+    path = Path(os.path.expanduser(file)) if file else places.config_file
     gather = _Gather(actions, panels)
     gather.remembered(recall(places))
     there = bool(file) or path.exists()

@@ -87,7 +87,7 @@ def file_name(title: str, kind: Format) -> str:
 
 def save(path: Path, text: str) -> Path:
     """Write a new file, readable by this user alone, and return its whole path. Raises StorageError, also when it exists."""
-    path = Path(os.path.abspath(path.expanduser()))
+    path = Path(os.path.abspath(os.path.expanduser(path)))
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

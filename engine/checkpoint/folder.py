@@ -35,8 +35,8 @@ def find_model(text: str) -> Path:
     path = Path(os.path.expanduser(text))
     if os.path.exists(path) or text.count("/") != 1 or text.startswith((".", "/", "~")):
         return path
-    home = os.environ.get("HF_HOME")
-    hub = os.environ.get("HF_HUB_CACHE") or str(Path(home or "~/.cache/huggingface").expanduser() / "hub")
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    hub = os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
     snapshots = Path(hub) / f"models--{text.replace('/', '--')}" / "snapshots"
     found = sorted((p for p in snapshots.glob("*") if (p / "config.json").exists()), key=lambda p: p.stat().st_mtime)
     if not found:

@@ -84,14 +84,14 @@ def unreadable(path: str | os.PathLike[str], error: OSError) -> CheckpointError:
     return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", hint, path=str(path))
 
 
-def file_size(path: str) -> int:
-    """Bytes of a regular file. Raises CheckpointError when there is none that can be read."""
+def file_size(path: str, hint: str = DAMAGED) -> int:
+    """Bytes of a regular file. Raises CheckpointError when there is none that can be read, with the hint for another kind."""
     try:
         info = os.stat(path)
     except OSError as error:
         raise unreadable(path, error) from error
     if not stat.S_ISREG(info.st_mode):
-        raise CheckpointError(f"{path} is not a regular file.", DAMAGED, path=path)
+        raise CheckpointError(f"{path} is not a regular file.", hint, path=path)
     return info.st_size
 
 

@@ -69,10 +69,6 @@ class Packed:
     already: bool
     """The folder had been packed completely before."""
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(file.n_bytes for file in self.manifest.files.values())
-
 
 @dataclass(frozen=True, slots=True)
 class _Job:
@@ -130,7 +126,7 @@ def verify(target: str | os.PathLike[str], progress: Progress = lambda name, don
         raise CheckpointError(
             f"{target} is not a packed model folder.", "Give a folder that `qwen-chat pack` wrote.", path=str(target)
         )
-    total, before = sum(file.n_bytes for file in manifest.files.values()), 0
+    total, before = manifest.total_bytes, 0
     for name, file in manifest.files.items():
         done = [before]
 

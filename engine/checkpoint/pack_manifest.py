@@ -26,6 +26,7 @@ __all__ = [
     "JOURNAL",
     "MANIFEST",
     "PAGE",
+    "REPACK",
     "PackManifest",
     "PackedExperts",
     "PackedFile",
@@ -45,7 +46,7 @@ PAGE = 4096
 EXPERT_FORMS = ("mxfp4", "mxfp8", "affine8", "affine4", "bf16")
 
 _AGAIN = "Run `qwen-chat pack` again with the same arguments; finished files are kept."
-_REPACK = "Delete the folder and pack the model again."
+REPACK = "Delete the folder and pack the model again."
 _MAX_MANIFEST_BYTES = 64 * 2**20
 _SMALL_BYTES = 1 << 20
 
@@ -104,6 +105,11 @@ class PackManifest:
     """Every file but the manifest, by its name below the folder."""
     digest: str = ""
     """Over the whole manifest."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of every file but the manifest."""
+        return sum(file.n_bytes for file in self.files.values())
 
     def shards(self) -> list[str]:
         """The safetensors files, sorted."""
@@ -191,16 +197,16 @@ def read_manifest(folder: Path) -> PackManifest | None:
         if os.path.exists(folder / JOURNAL):
             raise CheckpointError(f"{folder} was not packed to the end.", _AGAIN, path=str(folder / JOURNAL))
         return None
-    size = file_size(str(path))
+    size = file_size(str(path), REPACK)
     if size > _MAX_MANIFEST_BYTES:
         raise CheckpointError(
-            f"{path} has {size} bytes; at most {_MAX_MANIFEST_BYTES} are expected.", _REPACK, path=str(path)
+            f"{path} has {size} bytes; at most {_MAX_MANIFEST_BYTES} are expected.", REPACK, path=str(path)
         )
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
-    table = parse_json(raw, str(path), "the manifest", _REPACK)
+    table = parse_json(raw, str(path), "the manifest", REPACK)
     if table.get("format") != FORMAT:
         return None
     if table.get("version") != VERSION:
@@ -210,12 +216,12 @@ def read_manifest(folder: Path) -> PackManifest | None:
             path=str(path),
         )
     if table.get("sha256") != _digest(table):
-        raise CheckpointError(f"{path} was changed after packing.", _REPACK, path=str(path))
+        raise CheckpointError(f"{path} was changed after packing.", REPACK, path=str(path))
     try:
         manifest = _parsed(table)
         _check_experts(manifest)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(f"{path} is not usable ({shown(str(error))}).", _REPACK, path=str(path)) from error
+        raise CheckpointError(f"{path} is not usable ({shown(str(error))}).", REPACK, path=str(path)) from error
     for name, file in manifest.files.items():
         _check_file(folder, name, file)
     return manifest
@@ -259,11 +265,11 @@ def _check_experts(manifest: PackManifest) -> None:
 
 def _check_file(folder: Path, name: str, file: PackedFile) -> None:
     path = str(folder / name)
-    size = file_size(path)
+    size = file_size(path, REPACK)
     if size != file.n_bytes:
-        raise CheckpointError(f"{path} has {size} bytes, {file.n_bytes} were packed.", _REPACK, path=path)
+        raise CheckpointError(f"{path} has {size} bytes, {file.n_bytes} were packed.", REPACK, path=path)
     if file.n_bytes <= _SMALL_BYTES and hash_file(path) != file.sha256:
-        raise CheckpointError(f"{path} was changed after packing.", _REPACK, path=path)
+        raise CheckpointError(f"{path} was changed after packing.", REPACK, path=path)
 
 
 def hash_file(path: str, told: Any = None) -> str:

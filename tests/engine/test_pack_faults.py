@@ -254,6 +254,25 @@ def test_a_damaged_folder_is_not_opened(name: str, damage: str, copy: Path) -> N
         open_checkpoint(copy)
 
 
+@pytest.mark.parametrize("damage", ["a folder in its place", "a shard's name", "a header's end"])
+def test_the_way_out_of_a_damaged_packed_folder_is_to_pack_again(
+    damage: str, copy: Path, open_session: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_manifest, "_SMALL_BYTES", 0)  # as if every file were too large to be hashed on opening
+    path = copy / "model-table-00001-of-00001.safetensors"
+    raw = path.read_bytes()
+    if damage == "a folder in its place":
+        path.unlink()
+        path.mkdir()
+    elif damage == "a shard's name":
+        path.write_bytes(raw.replace(b"shard_1", b"shard_9", 1))
+    else:
+        path.write_bytes(b"\xff" * 8 + raw[8:])
+    with pytest.raises(CheckpointError) as caught:
+        open_session(copy)
+    assert caught.value.hint == pack_manifest.REPACK
+
+
 def resigned(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a manifest and give it a digest that fits, as a stranger could."""
     table = json.loads((folder / "manifest.json").read_text())

@@ -117,6 +117,7 @@ def test_a_bad_file_is_refused_with_file_line_key_and_what_is_accepted(text, lin
 def test_a_file_that_was_asked_for_must_exist_and_be_a_file(tmp_path, env):
     assert "config --init" in str(refused(environ=env, file=tmp_path / "none.toml"))
     assert str(tmp_path) in str(refused(environ=env, file=tmp_path))
+    assert "~nobody-of-this-name" in str(refused(environ=env, file="~nobody-of-this-name/x"))
 
 
 def test_bad_flags_sets_and_variables_name_themselves(env):

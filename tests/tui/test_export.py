@@ -2,6 +2,7 @@
 
 import json
 import stat
+from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
@@ -65,4 +66,6 @@ def test_saving_never_overwrites_and_says_what_is_wrong(tmp_path):
         save(path, "y")
     with pytest.raises(StorageError, match="cannot be written"):
         save(tmp_path / "none" / "a.md", "y")
+    with pytest.raises(StorageError, match="cannot be written"):
+        save(Path("~nobody-of-this-name/a.md"), "y")
     assert path.read_text() == "x?"

@@ -8,6 +8,7 @@ import pytest
 from textual import events
 
 from qwen_chat_mlx.engine.fake import FakeReply, FakeScript
+from qwen_chat_mlx.tui.attach import attachments, suggest
 
 LONG = FakeScript(replies=(FakeReply("word " * 400),), step_s=0.01)
 NAMES = {"/": "slash", " ": "space"}
@@ -155,3 +156,8 @@ async def test_nothing_is_sent_for_an_empty_prompt(stage: Any, text: str) -> Non
     async with stage() as s:
         await s.ask(text, 0)
         assert s.app.state.turns == []
+
+
+def test_the_home_of_somebody_who_is_not_there_is_a_word_like_another() -> None:
+    assert suggest("@~nobody-of-this-name/x") == []
+    assert attachments("@~nobody-of-this-name/x") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from ._flags import add_model_flags, add_reply_flags, load_settings, refuse_empty, tell_of_theme
@@ -45,12 +46,7 @@ def run(args: argparse.Namespace) -> int:
         return _themes(loaded)
     tell_of_theme(loaded)
     if args.check:
-        print(
-            f"{_safe(str(loaded.file))} can be used."
-            if loaded.file
-            else "There is no config file; the defaults are in force."
-        )
-        return 0
+        return _check(loaded)
     rows = _rows(loaded)
     if args.json:
         print(json.dumps({name: {"value": value, "origin": origin} for name, value, origin in rows}, indent=2))
@@ -62,17 +58,36 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(loaded: Loaded) -> int:
+    """Say what the chat would say of the settings at its start, and whether it would have said anything."""
+    from ..keys import key_problems
+    from ..themes import choose
+    from . import say
+
+    keys = key_problems(loaded.ui.keys)
+    for problem in keys:
+        say(problem)
+    bad = bool(keys or choose(loaded.ui.theme, loaded.places.themes)[1])
+    what = f"{_safe(str(loaded.file))} can be used" if loaded.file else "There is no config file; the defaults are in force"
+    print(f"{what}, except for what is said above." if bad else f"{what}.")
+    return 2 if bad else 0
+
+
 def _rows(loaded: Loaded) -> list[tuple[str, Any, str]]:
     """(table.key, value as a user writes it, origin) of every setting; a whole table counts as one."""
     from ..config import all_settings
     from ..config_text import shown
+    from ..themes import choose
 
     rows = []
     for s in all_settings():
         origin = loaded.origins[s.name]
         line = loaded.line(s.name)
         name = s.table if s.key == "*" else s.name
-        rows.append((name, shown(s, loaded.value(s)), f"{origin}:{line}" if line else origin))
+        value, origin = shown(s, loaded.value(s)), f"{origin}:{line}" if line else origin
+        if name == "ui.theme" and (theme := choose(value, loaded.places.themes)[0].name) != value:
+            value, origin = theme, f"stands in for {_written(value)} from {origin}"
+        rows.append((name, value, origin))
     return rows
 
 
@@ -125,7 +140,6 @@ def _paths(args: argparse.Namespace) -> int:
 
 
 def _init(args: argparse.Namespace) -> int:
-    import os
     from pathlib import Path
 
     from ...engine.errors import ConfigError
@@ -133,7 +147,7 @@ def _init(args: argparse.Namespace) -> int:
     from ..config_text import example
     from ..places import Places, make_private_folder
 
-    path = Path(args.config).expanduser() if args.config else Places.of().config_file
+    path = Path(os.path.expanduser(args.config)) if args.config else Places.of().config_file
     make_private_folder(path.parent)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ...engine.checkpoint.pack import Packed
+    from ...engine.checkpoint.pack_manifest import PackManifest
 
 _FORMS = ("mxfp4", "mxfp8", "affine8", "affine4", "bf16")
 
@@ -22,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", metavar="SRC", help='model folder to read, or "org/name" of one in the Hugging Face cache'
     )
-    parser.add_argument("target", metavar="DST", help="folder to write; a new one, or one of a run that was stopped")
+    parser.add_argument(
+        "target", metavar="DST", nargs="?",
+        help="folder to write; a new one, or one of a run that was stopped; left out with --verify, which then checks SRC",
+    )  # fmt: skip
     parser.add_argument(
         "--experts", choices=_FORMS, default="mxfp4",
         help="how experts are stored: 4 bits (mxfp4, affine4), 8 bits (mxfp8, affine8) or 16 (bf16), which doubles FP8 ones; "
@@ -32,44 +37,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resident", type=int, choices=(8, 16), default=16,
         help="bits of the large matrices that stay in memory; 16 (the default) leaves them as they are",
     )  # fmt: skip
-    parser.add_argument("--verify", action="store_true", help="afterwards read everything again and compare the hashes")
+    parser.add_argument(
+        "--verify", action="store_true",
+        help="afterwards read everything again and compare the hashes; with one folder alone: of what was packed before",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...engine.checkpoint.pack import pack, verify
-    from ..text.numbers import size
-    from ..text.sanitise import one_line
+    from ...engine.errors import UsageError
     from ._flags import refuse_empty
 
     refuse_empty(SRC=args.source, DST=args.target)
-
-    def planned(target: int, source: int) -> None:
-        print(f"{one_line(args.target)} takes {size(target)}, {_change(target, source)} than the source.", flush=True)
-
-    with _progress("packing") as told:
-        done = pack(
-            args.source, args.target, experts=args.experts, resident=args.resident, planned=planned, progress=told
-        )
-    if args.verify:
-        with _progress("verifying") as told:
-            verify(args.target, told)
-    for line in _report(done, verified=args.verify):
+    if args.target is None and not args.verify:
+        raise UsageError("The folder to write, DST, is missing.", "See `qwen-chat pack --help`.")
+    folder = os.path.expanduser(args.source if args.target is None else args.target)
+    done = None if args.target is None else _pack(args, folder)
+    manifest = _verified(folder) if args.verify or done is None else done.manifest
+    for line in _report(folder, manifest, done, verified=args.verify):
         print(line)
     return 0
 
 
-def _report(done: Packed, *, verified: bool) -> list[str]:
+def _pack(args: argparse.Namespace, folder: str) -> Packed:
+    from ...engine.checkpoint.pack import pack
+    from ..text.numbers import size
     from ..text.sanitise import one_line
 
-    e = done.manifest.experts
-    first = f"{one_line(str(done.folder))}: " + ("was packed before" if done.already else "packed")
+    def planned(target: int, source: int) -> None:
+        print(f"{one_line(folder)} takes {size(target)}, {_change(target, source)} than the source.", flush=True)
+
+    with _progress("packing") as told:
+        return pack(args.source, folder, experts=args.experts, resident=args.resident, planned=planned, progress=told)
+
+
+def _verified(folder: str) -> PackManifest:
+    from ...engine.checkpoint.pack import verify
+
+    with _progress("verifying") as told:
+        return verify(folder, told)
+
+
+def _report(folder: str, manifest: PackManifest, done: Packed | None, *, verified: bool) -> list[str]:
+    """What is in the folder; `done` is None where it was only looked at."""
+    from ..text.sanitise import one_line
+
+    e = manifest.experts
+    how = "packed" if done is not None and not done.already else "was packed before"
+    change = f", {_change(e.blob_bytes, done.source_expert_bytes)} than in the source" if done is not None else ""
     return [
-        f"{first}, {done.total_bytes:,} bytes in {len(done.manifest.files)} files"
+        f"{one_line(folder)}: {how}, {manifest.total_bytes:,} bytes in {len(manifest.files)} files"
         + (", all of them verified" if verified else ""),
-        f"experts: {len(e.layers)} layers x {e.count}, {e.form}, {e.blob_bytes:,} bytes a read, "
-        f"{_change(e.blob_bytes, done.source_expert_bytes)} than in the source",
-        f"open it with: qwen-chat --model {one_line(str(done.folder))}",
+        f"experts: {len(e.layers)} layers x {e.count}, {e.form}, {e.blob_bytes:,} bytes a read{change}",
+        f"open it with: qwen-chat --model {one_line(_as_argument(folder), 4096)}",
     ]
+
+
+def _as_argument(folder: str) -> str:
+    """How a shell is given a folder that --model takes for nothing else."""
+    import shlex
+
+    from ..models import DEMO
+
+    return shlex.quote(f"./{folder}" if folder == DEMO else folder)
 
 
 def _change(now: int, before: int) -> str:

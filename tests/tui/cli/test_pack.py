@@ -31,6 +31,29 @@ def test_it_packs_verifies_and_says_what_an_expert_costs(tmp_path, capfd):
     assert "was packed before" in capfd.readouterr().out
 
 
+def test_a_packed_folder_is_verified_without_its_source(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["pack", str(FIXTURES / "fp8-1"), "~/packed"]) == 0
+    assert f"{tmp_path / 'packed'}: packed, " in capfd.readouterr().out
+    assert main(["pack", "--verify", "~/packed"]) == 0
+    out, _ = capfd.readouterr()
+    assert out.startswith(f"{tmp_path / 'packed'}: was packed before, ")
+    assert "all of them verified\nexperts: 5 layers x 8, mxfp4, 4,096 bytes a read\n" in out
+    path = tmp_path / "packed" / "experts" / "layer_00.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert main(["pack", "--verify", "~/packed"]) == 1
+    assert "layer_00.bin was changed after packing" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("demo", "./demo"), ("my model", "'my model'"), ("plain", "plain"), ("$x", "'$x'")]
+)
+def test_the_line_that_opens_the_folder_can_be_pasted(name, said, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["pack", str(FIXTURES / "fp8-1"), name]) == 0
+    assert capfd.readouterr().out.endswith(f"open it with: qwen-chat --model {said}\n")
+
+
 def test_a_packed_folder_answers_like_any_other(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     target = tmp_path / "packed"
@@ -71,7 +94,8 @@ def test_the_size_to_come_is_said_before_the_first_byte_is_written(name, form, c
         (["{src}", "{tmp}"], 2, "is not empty. Give an empty folder"),
         (["{src}", "{tmp}/new", "--experts", "q4"], 2, "See `qwen-chat pack --help`."),
         (["{src}", "{tmp}/new", "--resident", "4"], 2, "See `qwen-chat pack --help`."),
-        (["{src}"], 2, "See `qwen-chat pack --help`."),
+        (["{src}"], 2, "The folder to write, DST, is missing. See `qwen-chat pack --help`."),
+        (["{src}", "--verify"], 1, "is not a packed model folder. Give a folder that `qwen-chat pack` wrote."),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(args, code, message, tmp_path, capfd):
