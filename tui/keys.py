@@ -6,7 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ACTIONS", "BY_ID", "DEFAULT_KEYS", "Action", "Scope", "clashes", "key_label", "keymap", "way"]
+from .text.key_names import is_typed
+
+__all__ = [
+    "ACTIONS",
+    "BY_ID",
+    "DEFAULT_KEYS",
+    "Action",
+    "Scope",
+    "clashes",
+    "key_label",
+    "key_problems",
+    "keymap",
+    "way",
+]
 
 Scope = Literal["always", "app", "composer", "transcript"]
 """Always: on every page and in every dialog. App: on the chat, whatever has the focus."""
@@ -114,6 +127,21 @@ def clashes(keys: Mapping[str, str]) -> list[tuple[str, str, str]]:
             if a.scope == b.scope or not {"always", "app"}.isdisjoint((a.scope, b.scope)):
                 both = set(_split(keys[a.id])) & set(_split(keys[b.id]))
                 found += [(key, a.id, b.id) for key in sorted(both)]
+    return found
+
+
+def key_problems(own: Mapping[str, str]) -> list[str]:
+    """What is wrong with the user's keys, a sentence each: given twice, or needed to write with."""
+    found = [
+        f"[keys] {key} is given to both {a} and {b}; the first one has it."
+        for key, a, b in clashes(keymap(own))
+        if a in own or b in own
+    ]
+    for a in ACTIONS:
+        taken = a.priority or a.scope in ("always", "composer")
+        said = "and can no longer be typed in a prompt." if taken else "but in a prompt it is typed."
+        if a.scope != "transcript":
+            found += [f"[keys] {key} is given to {a.id}, {said}" for key in _split(own.get(a.id, "")) if is_typed(key)]
     return found
 
 

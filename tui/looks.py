@@ -11,7 +11,7 @@ from textual.app import App
 from textual.filter import LineFilter
 
 from .config import Live, UiConfig
-from .keys import clashes, keymap, way
+from .keys import key_problems, keymap, way
 from .places import Places, recall, remember
 from .text.glyphs import AsciiOnly
 from .themes import FALLBACK, choose, textual_theme, unknown_theme
@@ -93,11 +93,10 @@ class ConfiguredApp(App[int], inherit_bindings=False):
     # ---- keys
 
     def use_keys(self) -> None:
-        """Bind the keys in force and name those given twice; an action without keys gets one that no terminal sends."""
+        """Bind the keys in force and say what is wrong with them; an action without keys gets one that no terminal sends."""
         self.set_keymap({name: keys or f"unbound_{name}" for name, keys in self.keys.items()})
-        for key, a, b in clashes(self.keys) if self.ui.keys else ():
-            if a in self.ui.keys or b in self.ui.keys:
-                self.say(f"[keys] {key} is given to both {a} and {b}; the first one has it.", "warning")
+        for problem in key_problems(self.ui.keys):
+            self.say(problem, "warning")
         self.keys_changed()
 
     def key(self, action: str) -> str:

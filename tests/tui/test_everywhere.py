@@ -11,6 +11,7 @@ import pytest
 from qwen_chat_mlx.engine.config import EngineConfig
 from qwen_chat_mlx.engine.fake import FakeReply, FakeScript
 from qwen_chat_mlx.tui.config import Live, UiConfig, load
+from qwen_chat_mlx.tui.keys import key_problems
 from qwen_chat_mlx.tui.places import Places
 
 LONG = FakeScript(replies=(FakeReply("word " * 400),), step_s=0.01)
@@ -194,6 +195,14 @@ async def test_a_key_given_twice_is_named_with_the_action_that_has_it(stage: Any
         assert "ctrl+q is given to both quit and help; the first one has it." in s.app.log_lines[-1]
         await s.press("ctrl+q")
         assert s.app.return_value == 0
+
+
+def test_a_key_that_is_needed_to_write_with_is_named_unless_it_acts_on_messages_alone() -> None:
+    assert key_problems({"stop": "q"}) == ["[keys] q is given to stop, but in a prompt it is typed."]
+    assert key_problems({"think": "f9,minus"}) == [
+        "[keys] minus is given to think, and can no longer be typed in a prompt."
+    ]
+    assert key_problems({"copy": "x,question_mark", "help": "f5", "send": "enter", "newline": "shift+\\r"}) == []
 
 
 async def test_hints_name_the_keys_in_force_and_commands_where_there_are_none(stage: Any) -> None:

@@ -68,7 +68,11 @@ def _check(loaded: Loaded) -> int:
     for problem in keys:
         say(problem)
     bad = bool(keys or choose(loaded.ui.theme, loaded.places.themes)[1])
-    what = f"{_safe(str(loaded.file))} can be used" if loaded.file else "There is no config file; the defaults are in force"
+    what = (
+        f"{_safe(str(loaded.file))} can be used"
+        if loaded.file
+        else "There is no config file; the defaults are in force"
+    )
     print(f"{what}, except for what is said above." if bad else f"{what}.")
     return 2 if bad else 0
 

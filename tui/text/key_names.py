@@ -6,7 +6,7 @@ import unicodedata
 
 from ...engine.errors import nearest
 
-__all__ = ["key_name"]
+__all__ = ["is_typed", "key_name"]
 
 MODIFIERS = ("ctrl", "shift", "alt", "super", "hyper", "meta")
 WORDS = (
@@ -33,6 +33,11 @@ def key_name(written: str) -> str:
         f"there is no key {written!r}: "
         + (f"did you mean {near[0]!r}?" if near else f"a key is a character, {', '.join(WORDS)}, or f1 to f24.")
     )
+
+
+def is_typed(key: str) -> bool:
+    """The key writes a character into a text, as Textual spells keys."""
+    return len(key) == 1 or key == "space" or key in SIGNS[:-1] or _is_character(key)
 
 
 def _is_character(name: str) -> bool:

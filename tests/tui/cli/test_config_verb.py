@@ -66,6 +66,27 @@ def test_check_says_whether_the_settings_can_be_used(capsys, home):
     assert "config.toml:1: " in run(capsys, "--check", code=2)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[keys]\nstop = "f2"\n', "f2 is given to both toggle_metrics and stop"),
+        ('[keys]\nstop = "q"\n', "q is given to stop, but in a prompt it is typed"),
+        ('[ui]\ntheme = "papr"\n', "did you mean 'paper'?"),
+    ],
+)
+def test_check_says_what_the_chat_says_at_its_start(text, said, capsys, home):
+    home.mkdir()
+    (home / "config.toml").write_text(text)
+    assert cli.main(["config", "--check"]) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert out == f"{home / 'config.toml'} can be used, except for what is said above.\n"
+
+
+def test_the_theme_that_stands_in_is_the_one_in_force(capsys):
+    assert 'ui.theme = "ink"  # stands in for "bogus" from --set' in run(capsys, "--set", "ui.theme=bogus")
+
+
 def test_paths_and_themes_are_listed(capsys, home):
     out = run(capsys, "--paths")
     assert f"config_file    {home}/config.toml" in out
