@@ -244,7 +244,8 @@ class EngineConfig:
     )  # fmt: skip
     prefill_step: int = setting(
         "prefill", "prefill_step", 1024, whole(1, 65536),
-        "Prompt tokens that go through the model at once.",
+        "Prompt tokens that go through the model at once. Another number rounds sums elsewhere and may flip near-ties, most of "
+        "all in bfloat16.",
     )  # fmt: skip
     layer_major_threshold: int = setting(
         "prefill", "layer_major_threshold", 1024, whole(1, 1 << 30),

@@ -7,6 +7,7 @@ This module knows no verb but the default one, and imports only the one that run
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -60,7 +61,8 @@ def _guarded(argv: list[str]) -> int:
 
 def _failed(e: OSError) -> str:
     where = f"{e.filename} cannot be read or written" if e.filename else "Reading or writing failed"
-    return f"{where}: {e.strerror}."
+    hint = " Make room, or write somewhere else." if e.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return f"{where}: {e.strerror}.{hint}"
 
 
 def _dispatch(argv: list[str]) -> int:

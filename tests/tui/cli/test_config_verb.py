@@ -72,11 +72,13 @@ def test_check_says_whether_the_settings_can_be_used(capsys, home):
         ('[keys]\nstop = "f2"\n', "f2 is given to both toggle_metrics and stop"),
         ('[keys]\nstop = "q"\n', "q is given to stop, but in a prompt it is typed"),
         ('[ui]\ntheme = "papr"\n', "did you mean 'paper'?"),
+        ("", "There is no theme 'gone'"),
     ],
 )
 def test_check_says_what_the_chat_says_at_its_start(text, said, capsys, home):
     home.mkdir()
     (home / "config.toml").write_text(text)
+    (home / "state.json").write_text('{"ui.theme": "gone"}')
     assert cli.main(["config", "--check"]) == 2
     out, err = capsys.readouterr()
     assert said in err
@@ -151,6 +153,8 @@ def test_the_bash_completion_completes(tmp_path, capsys):
     assert complete("qwen-chat", "as") == ["ask"]
     assert complete("qwen-chat", "ask", "--max") == ["--max-tokens"]
     assert complete("qwen-chat", "ask", "--mtp", "") == ["auto", "fixed", "off"]
+    assert complete("qwen-chat", "pack", "--experts", "m") == ["mxfp4", "mxfp8"]
+    assert complete("qwen-chat", "pack", "--resident", "") == ["8", "16"]
     assert "--plain" in complete("qwen-chat", "--pl")
     assert complete("qwen-chat", "completion", "f") == ["fish"]
 
@@ -174,6 +178,9 @@ def test_init_on_a_full_disk_leaves_no_half_file_behind(capsys, home, monkeypatc
     with monkeypatch.context() as m:
         m.setattr(config_text, "example", full)
         said = run(capsys, "--init", code=1)
-    assert said == f"qwen-chat: {home}/config.toml cannot be read or written: No space left on device.\n"
+    assert said == (
+        f"qwen-chat: {home}/config.toml cannot be read or written: No space left on device. Make room, or write "
+        "somewhere else.\n"
+    )
     run(capsys, "--init")
     assert (home / "config.toml").read_text()
