@@ -248,7 +248,7 @@ def load(
         )
         if config.prefetch:
             store.read_ahead()
-        store.fill(lambda done, total: progress("loading experts", done, total, "experts"))
+        store.fill(lambda done, total: progress("filling the cache", done, total, "experts"))
         if draft_store is not None and config.mtp != "off":
             draft_store.fill()
         tables = [(t, RowStore(t.shards, _table_scale(t), rows_reader)) for t in s.tables]

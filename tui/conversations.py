@@ -316,7 +316,7 @@ class Store:
                 "Give more of the id.",
             )
         near = nearest(start_of_id, ids, 1)
-        said = f"Did you mean {near[0]}?" if near else "In the chat, /chats lists them."
+        said = f"Did you mean {near[0]}?" if near else "/chats in a chat lists them."
         raise UsageError(f"There is no conversation {start_of_id!r}.", said)
 
     def entries(self) -> Iterator[Entry]:

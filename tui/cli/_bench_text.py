@@ -15,6 +15,7 @@ __all__ = ["as_markdown", "io_as_markdown", "show", "show_io"]
 
 _IO_HEADS = ("in flight", *IO_ARMS, "one alone")
 
+UNKNOWN = "page cache unknown"
 _SIZES = ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
 
 
@@ -100,16 +101,19 @@ def _rows(report: BenchReport) -> list[list[str]]:
 
 def _notes(report: BenchReport) -> list[str]:
     """What ran where, and what to be careful with; a sentence each."""
-    first = report.arms[0].runs[0]
+    first, runs = report.arms[0].runs[0], len(report.arms[0].runs)
+    figures = "Median of the runs, in brackets the lowest and highest." if runs > 1 else "One run of each arm."
     made = ", ".join(f"{name} {v}" for name, v in report.versions.items() if name != "qwen-chat-mlx")
     commit = f" at commit {report.commit}" if report.commit else ""
     found = [
         f"{one_line(first.model['name'])}, {first.model['dtype']}, context {first.model['context']:,}, "
         f"experts in memory: {size(first.model['expert_cache_bytes'])} of {size(first.model['expert_bytes_total'])}",
         f"qwen-chat {report.versions['qwen-chat-mlx']}{commit}; {made}",
-        "Median of the runs, in brackets the lowest and highest. Order: " + " | ".join(map(one_line, report.order)),
+        f"{figures} Order: " + " | ".join(map(one_line, report.order)),
         f"Page cache: {one_line(first.page_cache)}.",
     ]
+    if any(_page_cache(arm) == UNKNOWN for arm in report.arms):
+        found.append(f"{UNKNOWN.capitalize()}: the system does not tell which reads it served from memory.")
     pairs = next((a.ratio.pairs for a in report.arms if a.ratio is not None and a.ratio.low is not None), 0)
     if pairs:
         found.insert(
@@ -131,8 +135,10 @@ def _page_cache(arm: ArmReport) -> str:
     """Where the reads came from, for the head of every column."""
     if all(r.direct_io for r in arm.runs):
         return "reads past the page cache"
-    share = arm.spreads["page_cache_share"]
-    return "page cache unknown" if share is None else f"{_spread(share, 'share')} of reads cached"
+    share, read = arm.spreads["page_cache_share"], arm.spreads["read_bytes"]
+    if share is not None:
+        return f"{_spread(share, 'share')} of reads cached"
+    return "nothing read" if read is not None and read.high == 0 else UNKNOWN
 
 
 def _title(report: BenchReport) -> str:

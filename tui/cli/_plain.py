@@ -168,7 +168,8 @@ class PlainChat:
         for event in self._talk.ready():
             if isinstance(event, ev.ModelLoading) and time.monotonic() - shown > PROGRESS_EVERY_S:
                 shown = time.monotonic()
-                self._say(f"Still {event.phase}: {event.done:,} of {event.total:,} {event.unit}.")
+                amount = f": {event.done:,} of {event.total:,} {event.unit}" if event.total else ""
+                self._say(f"Still {event.phase}{amount}.")
             if isinstance(event, ev.StatsTaken):
                 memory = event.stats.memory
                 problem = self.instances.plan(memory.plan_bytes, memory.limit_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 CHOICES = {"--mtp": ("auto", "fixed", "off")}
-"""Options whose values are few."""
+"""Options whose values are few, beside those that their parsers say."""
 FILES = ("--config", "--trace", "--model")
 
 
@@ -27,6 +27,28 @@ def run(args: argparse.Namespace) -> int:
 
 def _options() -> dict[str, list[tuple[str, str]]]:
     """(option, help) by verb."""
+    found = {}
+    for verb, actions in _actions().items():
+        found[verb] = [
+            (option, (action.help or "").replace("%%", "%"))
+            for action in actions
+            if action.help != argparse.SUPPRESS
+            for option in action.option_strings
+            if option.startswith("--")
+        ]
+        positional = [a.choices for a in actions if not a.option_strings and a.choices]
+        found[verb] += [(str(choice), "") for choices in positional for choice in choices or ()]
+    return found
+
+
+def _choices() -> dict[str, list[str]]:
+    """The values of every option that has few."""
+    said = {o: a.choices for actions in _actions().values() for a in actions if a.choices for o in a.option_strings}
+    return {option: [str(value) for value in values] for option, values in (CHOICES | said).items()}
+
+
+def _actions() -> dict[str, list[argparse.Action]]:
+    """What each verb takes, by verb."""
     from . import _load, verbs
     from ._flags import Parser
 
@@ -34,22 +56,14 @@ def _options() -> dict[str, list[tuple[str, str]]]:
     for verb in verbs():
         parser = Parser(prog=verb)
         _load(verb).add_arguments(parser)
-        found[verb] = [
-            (option, (action.help or "").replace("%%", "%"))
-            for action in parser._actions
-            if action.help != argparse.SUPPRESS
-            for option in action.option_strings
-            if option.startswith("--")
-        ]
-        positional = [a.choices for a in parser._actions if not a.option_strings and a.choices]
-        found[verb] += [(str(choice), "") for choices in positional for choice in choices or ()]
+        found[verb] = parser._actions
     return found
 
 
 def _bash(options: dict[str, list[tuple[str, str]]]) -> str:
     cases = "\n".join(f"    {verb}) words='{' '.join(o for o, _ in found)}' ;;" for verb, found in options.items())
     values = "\n".join(
-        f"    {o}) COMPREPLY=($(compgen -W '{' '.join(v)}' -- \"$word\")); return ;;" for o, v in CHOICES.items()
+        f"    {o}) COMPREPLY=($(compgen -W '{' '.join(v)}' -- \"$word\")); return ;;" for o, v in _choices().items()
     )
     return f"""_qwen_chat() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} verb=${{COMP_WORDS[1]}} words
@@ -77,6 +91,7 @@ def _fish(options: dict[str, list[tuple[str, str]]]) -> str:
     def quoted(text: str) -> str:
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
+    choices = _choices()
     lines = ["complete -c qwen-chat -n __fish_use_subcommand -l version -d 'print the version'"]
     for verb, found in options.items():
         lines.append(f"complete -c qwen-chat -n __fish_use_subcommand -f -a {verb} -d {quoted(summary(verb))}")
@@ -85,8 +100,7 @@ def _fish(options: dict[str, list[tuple[str, str]]]) -> str:
             if not option.startswith("--"):
                 lines.append(f"complete -c qwen-chat -n {seen} -f -a {option}")
                 continue
-            value = (
-                f" -x -a {quoted(' '.join(CHOICES[option]))}" if option in CHOICES else " -r" if option in FILES else ""
-            )
+            values = quoted(" ".join(choices.get(option, ())))
+            value = f" -x -a {values}" if option in choices else " -r" if option in FILES else ""
             lines.append(f"complete -c qwen-chat -n {seen} -l {option[2:]} -d {quoted(said)}{value}")
     return "\n".join(lines)

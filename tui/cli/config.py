@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_settings(args)
     if args.themes:
         return _themes(loaded)
-    tell_of_theme(loaded)
     if args.check:
         return _check(loaded)
+    tell_of_theme(loaded)
     rows = _rows(loaded)
     if args.json:
         print(json.dumps({name: {"value": value, "origin": origin} for name, value, origin in rows}, indent=2))
@@ -64,10 +64,10 @@ def _check(loaded: Loaded) -> int:
     from ..themes import choose
     from . import say
 
-    keys = key_problems(loaded.ui.keys)
-    for problem in keys:
+    bad = [choose(loaded.ui.theme, loaded.places.themes)[1], *key_problems(loaded.ui.keys)]
+    bad = [problem for problem in bad if problem]
+    for problem in bad:
         say(problem)
-    bad = bool(keys or choose(loaded.ui.theme, loaded.places.themes)[1])
     what = (
         f"{_safe(str(loaded.file))} can be used"
         if loaded.file

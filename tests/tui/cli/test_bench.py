@@ -52,8 +52,12 @@ def test_the_table_and_the_markdown_show_every_arm(here, capsys):
     arms = ["--arm", "mtp=off", "--arm", "expert_cache=100%"]
     assert main([*TINY, *arms, "--runs", "1"]) == 0
     shown = capsys.readouterr().out
-    for wanted in ("code: 16 prompt tokens", "novel: 16", "expert_cache=100%", "decode, tok/s", "ratio", "sha256"):
+    for wanted in (
+        "code: 16 prompt tokens", "novel: 16", "expert_cache=100%", "decode, tok/s", "ratio", "sha256",
+        "One run of each arm. Order: mtp=off | ", "nothing read",
+    ):  # fmt: skip
         assert wanted in shown
+    assert "brackets" not in shown
     assert main([*TINY, *arms, "--runs", "1", "--workload", "novel", "--markdown"]) == 0
     shown = capsys.readouterr().out
     heads = [line for line in shown.splitlines() if line.startswith("|")]
@@ -79,6 +83,18 @@ def test_what_cannot_be_measured_is_one_sentence(more, said, capsys):
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+def test_where_the_system_tells_nothing_of_its_cache_that_is_explained_and_several_runs_have_brackets(
+    here, capsys, monkeypatch
+):
+    from qwen_chat_mlx.tui.cli import _bench_text
+
+    monkeypatch.setattr(_bench_text, "_page_cache", lambda arm: _bench_text.UNKNOWN)
+    assert main([*TINY, "--workload", "code", "--runs", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "Page cache unknown: the system does not tell which reads it served from memory." in shown
+    assert "Median of the runs, in brackets the lowest and highest. Order: " in shown
 
 
 def test_a_trace_is_not_written_over_by_the_next_run(here, tmp_path, capsys):

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from qwen_chat_mlx.engine.events import ModelLoading
 from qwen_chat_mlx.engine.session import Session
 from qwen_chat_mlx.tui.cli import main
+from qwen_chat_mlx.tui.config import load
 from qwen_chat_mlx.tui.conversations import Store
 from qwen_chat_mlx.tui.terminal.instances import Instances
 
@@ -115,7 +118,7 @@ def test_commands_do_what_they_say_and_slips_are_named(home):
     for said in (
         "did you mean /help?", "mtp.mode = 'on'", "Drafting is off.", "takes on, off or auto", "Thinking is off.",
         "Did you mean temperature?", "from 0 to 5", "temperature is 0.5.", "nothing to answer again", "no reply that was cut off",
-        "takes md or json", "nothing to export yet", "There is no conversation 'zz'. In the chat, /chats lists them.", "/resume ID",
+        "takes md or json", "nothing to export yet", "There is no conversation 'zz'. /chats in a chat lists them.", "/resume ID",
     ):  # fmt: skip
         assert said in out, said
     (request,) = asked(home)
@@ -238,6 +241,20 @@ def test_what_it_says_is_broken_at_words_on_a_terminal(terminal):
     rows = t.got.decode().replace("\r", "").split("\n")
     assert any("presence_penalty" in row for row in rows)
     assert all(len(row) <= 60 for row in rows)
+
+
+def test_a_slow_start_counts_nothing_before_there_is_something_to_count(home, monkeypatch, capsys):
+    from qwen_chat_mlx.tui.cli import _plain
+
+    monkeypatch.setattr(_plain, "PROGRESS_EVERY_S", -1.0)
+    events = [ModelLoading("reading headers", 0, 0, "tensors"), ModelLoading("loading weights", 1, 1200, "tensors")]
+    talk = SimpleNamespace(ready=lambda: iter(events))
+    loaded = load(environ={"QWEN_CHAT_HOME": str(home)})
+    chat = _plain.PlainChat(loaded, Store(home), Store(home).new(temporary=True), talk, True)
+    chat._load()
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "Still reading headers.", "Still loading weights: 1 of 1,200 tensors."
+    ]  # fmt: skip
 
 
 def test_ctrl_d_leaves_and_sigterm_keeps_what_was_said(terminal, tmp_path):
