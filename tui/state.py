@@ -351,6 +351,8 @@ class ChatState:
             self.mtp_notice = f"MTP {event.mode}{where}"
         elif event.state in ("FALLBACK", "PARKED"):
             self.mtp_notice = f"MTP {event.state.lower()}{where}"
+        elif before.state in ("FALLBACK", "PARKED"):
+            self.mtp_notice = f"MTP on again{where}" if where else ""
         else:
             return
         self.ticks.append(Tick(self.clock(), event.state))

@@ -238,7 +238,7 @@ class Control:
         if self.mode == "auto" and self._parked:
             cost = self._costs.draft + self._costs.check(1)
             share = self._calibration.base(0)
-            return "PARKED", f"a draft costs {cost - 1:.2f} plain steps and stands {share:.0%} of the time"
+            return "PARKED", f"a draft costs {cost - 1:.2f} plain steps, and {share:.0%} are expected to stand"
         if self._proposed < WARM_DRAFTS:
             return "WARM", f"{self._proposed} of {WARM_DRAFTS} drafts seen"
         if self.mode == "fixed":

@@ -296,7 +296,7 @@ def test_no_number_and_no_unit_is_ever_cut_at_the_side(state_word: Any) -> None:
     state.apply(replace(FakeScript().model, context=1_048_576))
     state.ask("go")
     state.turns[-1].prompt_tokens = 1_048_000
-    why = "a draft costs 123.45 plain steps and stands 100% of the time, which is not worth it"
+    why = "a draft costs 123.45 plain steps, and 100% are expected to stand, which is not worth it"
     state.apply(MtpChanged(0, "fixed", state_word, why))
     state.apply(StatsTaken(EngineStats(), 98.0))
     state.apply(StatsTaken(extreme(), 99.5))

@@ -120,11 +120,20 @@ def test_the_reason_of_drafting_follows_the_numbers_while_its_state_stays(state:
         assert state.mtp is not None
         return state.mtp.reason
 
-    state.apply(MtpChanged(9, "auto", "PARKED", "a draft stands 23% of the time"))
-    assert told("auto", "PARKED", "a draft stands\n31% of the time") == "a draft stands 31% of the time"
-    assert told("auto", "ON", "2 drafts pay") == "a draft stands 31% of the time"
+    state.apply(MtpChanged(9, "auto", "PARKED", "a draft costs 1.2 plain steps"))
+    assert told("auto", "PARKED", "a draft costs\n1.3 plain steps") == "a draft costs 1.3 plain steps"
+    assert told("auto", "ON", "2 drafts pay") == "a draft costs 1.3 plain steps"
     assert state.mtp is not None
     assert (state.mtp.state, state.mtp.at_token) == ("PARKED", 9)
+
+
+def test_drafting_that_goes_on_after_a_park_is_told_in_place_of_the_park(state: ChatState) -> None:
+    state.apply(MtpChanged(0, "auto", "ON", "drafting"))
+    state.ask("x")
+    state.apply(MtpChanged(3, "auto", "PARKED", "a draft costs more"))
+    assert state.mtp_notice == "MTP parked from token 3"
+    state.apply(MtpChanged(1_040, "auto", "ON", "2 drafts pay"))
+    assert state.mtp_notice == "MTP on again from token 1,040"
 
 
 def test_switching_drafting_says_from_which_token(state: ChatState) -> None:

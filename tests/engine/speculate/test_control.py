@@ -264,8 +264,9 @@ def test_every_state_has_a_reason() -> None:
     control = Control("off", 3, 32)
     assert control.state()[0] == "OFF"
     _, parked = run("prose", MACHINES["disk-bound"])
-    assert parked.state()[0] == "PARKED"
-    assert "stands" in parked.state()[1]
+    state, reason = parked.state()
+    assert state == "PARKED"
+    assert reason.endswith("% are expected to stand")
     _, on = run("json", MACHINES["resident"])
     assert on.state()[0] == "ON"
     assert Control("auto", 3, 32).state()[0] == "WARM"
