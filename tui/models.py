@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .text.sanitise import one_line
 
-__all__ = ["DEMO", "DEMO_FOLDER", "FoundModel", "find_models"]
+__all__ = ["DEMO", "DEMO_FOLDER", "FoundModel", "find_models", "problem_of"]
 
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parents[1] / "engine" / "demo"
@@ -51,6 +51,11 @@ def find_models(
     return [*found.values(), demo if there else replace(demo, problem="not part of this installation")]
 
 
+def problem_of(path: str) -> str:
+    """Why this model cannot be opened, as far as its folder tells; empty when nothing speaks against it."""
+    return next((m.problem for m in find_models(path) if m.path == path), "")
+
+
 def _cached(environ: Mapping[str, str]) -> dict[str, Path]:
     """The latest snapshot of every model in the cache, by "org/name"; it is the one that the engine opens."""
     hub = environ.get("HF_HUB_CACHE")
@@ -70,10 +75,11 @@ def _look(path: str, origin: str, snapshot: Path | None) -> FoundModel:
     """`snapshot` is what stands for an "org/name"."""
     folder = Path(path).expanduser()
     name = one_line(folder.name or path, 60)
-    if path.count("/") == 1 and not folder.exists():
+    if path.count("/") == 1 and not path.startswith((".", "/", "~")) and not folder.exists():
+        name = one_line(path, 60)
         if snapshot is None:
-            return FoundModel(path, one_line(path, 60), origin=origin)
-        folder, name = snapshot, one_line(path, 60)
+            return FoundModel(path, name, problem="neither a folder nor in the Hugging Face cache", origin=origin)
+        folder = snapshot
     if not folder.is_dir():
         return FoundModel(path, name, problem="the folder is not there", origin=origin)
     config = folder / "config.json"

@@ -351,6 +351,13 @@ class DialogActions(ChatBase):
 
     def retry_model(self) -> None:
         self.switch_model(self.chat_app.engine_config.model)
+        """Open another model; the one that is open stays where the folder tells that the other cannot be opened."""
+        from ..models import problem_of
+
+        problem = problem_of(path)
+        if problem:
+            self.chat_app.say(f"{one_line(path, 200)} cannot be opened: {problem}.", "warning")
+            return
 
     def choose_theme(self, name: str) -> None:
         app = self.chat_app
