@@ -371,7 +371,7 @@ class QwenChatApp(ConfiguredApp, inherit_bindings=False):
     # ---- small services for the screens
 
     def say(self, text: str, severity: Literal["information", "warning", "error"] = "information") -> None:
-        """A note in the corner; never parsed as markup."""
+        """A note at the top; never parsed as markup."""
         said = clean(text)
         self.log_lines.append(one_line(said, 1000))
         self.notify(said, severity=severity, markup=False, timeout=5)

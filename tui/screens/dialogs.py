@@ -68,7 +68,8 @@ class DialogActions(ChatBase):
     def action_help(self) -> None:
         from .pages import TextPage, help_text
 
-        self.app.push_screen(TextPage("Help", help_text(self.chat_app.keys, self.chat_app.ui.ascii)))
+        app = self.chat_app
+        self.app.push_screen(TextPage("Help", lambda width: help_text(app.keys, app.ui.ascii, width)))
 
     def action_log(self) -> None:
         from .pages import TextPage
@@ -76,7 +77,7 @@ class DialogActions(ChatBase):
         lines = [Content(line) for line in self.chat_app.log_lines] or [
             Content.styled("nothing was noted", "$text-muted")
         ]
-        self.app.push_screen(TextPage("Log", Content("\n").join(lines)))
+        self.app.push_screen(TextPage("Log", lambda _: Content("\n").join(lines)))
 
     def action_metrics_full(self) -> None:
         from .pages import MetricsPage
@@ -216,19 +217,23 @@ class DialogActions(ChatBase):
     _deleted: str | None = None
 
     def _picked_session(self, picked: Picked | None) -> None:
+        from .picker import NOTHING
+
         if picked is None:
             return
         app, store = self.chat_app, self.chat_app.recorder.store
         assert store is not None
         try:
-            if picked.action == "delete":
+            if picked.action == "undo delete":
+                self.undelete()
+            elif picked.item is NOTHING:
+                pass
+            elif picked.action == "delete":
                 if picked.item.id == app.recorder.conversation.id:
                     self.new_chat()
                 store.delete(picked.item.id)
                 self._deleted = picked.item.id
                 app.say(f"Deleted “{picked.item.label}”. Ctrl+Z in the list, or /undelete, brings it back.")
-            elif picked.action == "undo delete":
-                self.undelete()
             elif picked.action == "rename":
                 self._ask_title(picked)
                 return
@@ -272,6 +277,7 @@ class DialogActions(ChatBase):
         try:
             store.restore(self._deleted)
             self._deleted = None
+            self.app.clear_notifications()  # what they say of it holds no more
         except QwenChatError as e:
             self.chat_app.say(str(e), "warning")
 
@@ -345,12 +351,6 @@ class DialogActions(ChatBase):
         self.app.push_screen(picker, lambda p: self.switch_model(p.item.id) if p is not None else None)
 
     def switch_model(self, path: str) -> None:
-        self.stop_reply()
-        self.chat_app.switch_model(path)
-        self.show_all()
-
-    def retry_model(self) -> None:
-        self.switch_model(self.chat_app.engine_config.model)
         """Open another model; the one that is open stays where the folder tells that the other cannot be opened."""
         from ..models import problem_of
 
@@ -358,6 +358,12 @@ class DialogActions(ChatBase):
         if problem:
             self.chat_app.say(f"{one_line(path, 200)} cannot be opened: {problem}.", "warning")
             return
+        self.stop_reply()
+        self.chat_app.switch_model(path)
+        self.show_all()
+
+    def retry_model(self) -> None:
+        self.switch_model(self.chat_app.engine_config.model)
 
     def choose_theme(self, name: str) -> None:
         app = self.chat_app

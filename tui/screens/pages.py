@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, cast
 
 from textual.app import ComposeResult
@@ -52,7 +53,8 @@ class TextPage(ModalScreen[None]):
         Binding("pagedown,space", "scroll(12)", show=False),
     ]
 
-    def __init__(self, title: str, text: Content) -> None:
+    def __init__(self, title: str, text: Callable[[int], Content]) -> None:
+        """`text` takes the columns that there are."""
         super().__init__()
         self._title, self._text = title, text
 
@@ -60,12 +62,15 @@ class TextPage(ModalScreen[None]):
         with Vertical(id="page"):
             yield Static(Content.styled(self._title, "bold $text-primary"), id="dialog-title")
             with VerticalScroll(id="page-body"):
-                yield Static(self._text)
+                yield Static(id="text", markup=False)
             arrows = "up, down" if cast("ConfiguredApp", self.app).ui.ascii else "↑↓"
             yield Static(Content.assemble(("esc", "bold"), (" close  ", MUTED), (arrows, "bold"), (" scroll", MUTED)))
 
     def on_mount(self) -> None:
         self.query_one("#page-body").focus()
+
+    def on_resize(self) -> None:
+        self.query_one("#text", Static).update(self._text(self.app.size.width - 3))  # space at both sides, scroll bar
 
     def action_scroll(self, rows: int) -> None:
         self.query_one("#page-body").scroll_relative(y=rows, animate=False)
@@ -74,33 +79,33 @@ class TextPage(ModalScreen[None]):
         self.dismiss(None)
 
 
-def help_text(keys: Mapping[str, str], ascii_only: bool) -> Content:
+def help_text(keys: Mapping[str, str], ascii_only: bool, width: int) -> Content:
     """Every key with its words, every command, and what the panels' words mean; made from the tables that act."""
-    out: list[Content] = []
-
-    def head(text: str) -> None:
-        out.append(Content.styled(("\n" if out else "") + text, "bold $text-primary"))
-
-    def row(left: str, right: str) -> None:
-        out.append(Content.assemble((f"{left:<20} ", "bold"), right))
+    rows: list[tuple[str, str]] = []
+    """What is explained and its meaning; a heading has none."""
 
     for scopes, title in (
         (("composer",), "Writing"),
         (("always", "app"), "Everywhere"),
         (("transcript",), "On a message (Tab goes there)"),
     ):
-        head(title)
+        rows.append((title, ""))
         for a in ACTIONS:
             if a.scope in scopes:
                 labels = [key_label(k, ascii_only) for k in keys[a.id].split(",") if k and "\\r" not in k][:3]
-                row(" ".join(labels) or "–", a.what + (f"  {a.slash}" if len(a.slash) > 1 else ""))
-    head("Commands")
-    for c in COMMANDS:
-        row(f"{c.name} {c.takes}".strip(), c.what)
-    row("@path", "Attach a text file to the prompt")
-    head("Panels")
-    for word, meaning in WORDS:
-        row(word, meaning)
+                rows.append((" ".join(labels) or "–", a.what + (f"  {a.slash}" if len(a.slash) > 1 else "")))
+    rows += [("Commands", ""), *((f"{c.name} {c.takes}".strip(), c.what) for c in COMMANDS)]
+    rows += [("@path", "Attach a text file to the prompt"), ("Panels", ""), *WORDS]
+    first = min(20, max(12, width * 2 // 5))
+    out: list[Content] = []
+    for left, right in rows:
+        if not right:
+            out += [*([Content("")] if out else []), Content.styled(left, "bold $text-primary")]
+            continue
+        lefts, rights = Content.styled(left, "bold").wrap(first), Content(right).wrap(max(8, width - first - 1))
+        out += [
+            a.pad_right(first + 1 - a.cell_length) + b for a, b in zip_longest(lefts, rights, fillvalue=Content(""))
+        ]
     return Content("\n").join(out)
 
 

@@ -25,7 +25,7 @@ from ..text.sanitise import one_line
 if TYPE_CHECKING:
     from ..looks import ConfiguredApp
 
-__all__ = ["Item", "Picked", "Picker", "SafeInput"]
+__all__ = ["NOTHING", "Item", "Picked", "Picker", "SafeInput"]
 
 MUTED = "$text-muted"
 MOVES = {"up": -1, "ctrl+p": -1, "down": 1, "ctrl+n": 1, "pageup": -10, "pagedown": 10}
@@ -44,9 +44,13 @@ class Item:
     disabled: bool = False
 
 
+NOTHING = Item("", "", disabled=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Picked:
     item: Item
+    """NOTHING for an extra key on an empty list."""
     action: str = ""
     """The extra key's word, or empty for Enter."""
     filter: str = ""
@@ -204,10 +208,9 @@ class Picker(ModalScreen["Picked | None"]):
         return True
 
     def _pick(self, action: str) -> None:
-        if self.rows.items:
-            item = self.rows.items[self.rows.at]
-            if not item.disabled or action:
-                self.dismiss(Picked(item, action, self._filter))
+        item = self.rows.items[self.rows.at] if self.rows.items else NOTHING
+        if action or not item.disabled:
+            self.dismiss(Picked(item, action, self._filter))
 
     def action_cancel(self) -> None:
         self.dismiss(None)

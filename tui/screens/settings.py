@@ -18,6 +18,7 @@ from textual.widgets import Input, Static, TextArea
 
 from ...engine.config import EngineConfig, Setting, check, settings_of
 from ...engine.errors import ConfigError
+from ..config_text import shown
 from ..text.sanitise import clean
 from .picker import SafeInput
 
@@ -85,8 +86,8 @@ class SettingsScreen(ModalScreen["ChatSettings | None"]):
                     with Horizontal(classes="field"):
                         yield Static(Content(name), classes="label")
                         value = self._now.sampling.get(name)
-                        configured = getattr(self._configured, s.field)
-                        hint = "as the model has it" if configured is None else str(configured)
+                        word = str(shown(s, getattr(self._configured, s.field)))
+                        hint = "as the model has it" if word == "model" else word
                         yield SafeInput("" if value is None else str(value), hint, id=name)
             yield Static(Content(""), id="problem")
             said = Content.assemble(("^S", "bold"), (" apply  ", MUTED), ("tab", "bold"), (" next field  ", MUTED))
