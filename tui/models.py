@@ -60,7 +60,7 @@ def _cached(environ: Mapping[str, str]) -> dict[str, Path]:
     """The latest snapshot of every model in the cache, by "org/name"; it is the one that the engine opens."""
     hub = environ.get("HF_HUB_CACHE")
     home = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    folder = Path(hub or os.path.join(home, "hub")).expanduser()
+    folder = Path(os.path.expanduser(hub or os.path.join(home, "hub")))
     found = {}
     with contextlib.suppress(OSError):
         for repo in sorted(p for p in folder.glob("models--*--*") if p.is_dir()):
@@ -73,7 +73,7 @@ def _cached(environ: Mapping[str, str]) -> dict[str, Path]:
 
 def _look(path: str, origin: str, snapshot: Path | None) -> FoundModel:
     """`snapshot` is what stands for an "org/name"."""
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     name = one_line(folder.name or path, 60)
     if path.count("/") == 1 and not path.startswith((".", "/", "~")) and not folder.exists():
         name = one_line(path, 60)

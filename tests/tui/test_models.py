@@ -36,6 +36,7 @@ async def test_without_its_files_the_model_screen_says_so_and_does_not_choose_it
     [
         ("/nosuch", "the folder is not there"),
         ("./nosuch", "the folder is not there"),
+        ("~nobody-of-this-name/x", "the folder is not there"),
         ("org/nosuch", "neither a folder nor in the Hugging Face cache"),
         ("~", "there is no config.json in it"),
     ],
