@@ -298,6 +298,13 @@ async def test_settings_are_checked_and_hold(stage: Any) -> None:
         assert "think off" in s.status
 
 
+async def test_a_setting_left_alone_says_who_decides_it(stage: Any) -> None:
+    async with stage() as s:
+        await s.press("f7")
+        said = {name: s.app.screen.query_one(f"#{name}").placeholder for name in ("top_k", "seed", "max_tokens")}
+        assert said == {"top_k": "as the model has it", "seed": "random", "max_tokens": "context"}
+
+
 async def test_a_model_can_be_switched_without_a_restart(stage: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     async with stage(script("a")) as s:
