@@ -30,7 +30,8 @@ LIMITS = """## Limits
 * Off-domain text gets a refusal or nonsense. Code and prose beyond its small functions and stories are babble of the right
   shape; they are there to exercise drafting, expert caches and long prompts.
 * It was trained on contexts of up to 2,048 tokens. Longer prompts run, but mean little to it.
-* Drafting looks better here than on a real model: much of its text is one of a few fixed answers.
+* Drafting looks better here than on a real model: much of its text is one of a few fixed answers, greedy code and prose
+  soon repeat themselves, and the draft layer was trained on such text of the model's own.
 
 ## Data and licences
 
@@ -88,7 +89,10 @@ def training(run: Path) -> Iterator[str]:
         f"{c.index_ratio}, one draft layer trained for two steps, {c.vocab_size} tokens of vocabulary."
     )
     yield ""
-    yield f"Trained on {json.loads(lines[-1])['tokens'] / 1e6:.2f} M tokens on one thread of a CPU."
+    last = json.loads(lines[-1])
+    yield f"Trained on {last['tokens'] / 1e6:.2f} M tokens on one thread of a CPU."
+    if "draft_tokens" in last:
+        yield f"The draft layer was then trained alone, on {last['draft_tokens'] / 1e6:.2f} M tokens, to foresee the trunk."
     yield ""
 
 
