@@ -121,10 +121,11 @@ class Control:
             tokens += chance
         return min(1.0, (self._costs.draft * depth + self._costs.check(depth)) / tokens)
 
-    def _plan(self, most: int, tau: float = 1.0) -> tuple[int, float]:
-        """(depth, gain in plain steps) that the recent acceptance makes best, before any draft is seen."""
-        chance, gain, best = 1.0, 0.0, (0, 0.0)
-        for j in range(most):
+    def _plan(self, most: int, tau: float = 1.0, made: int = 0, chance: float = 1.0) -> tuple[int, float]:
+        """(depth, gain in plain steps) that the recent acceptance makes best from `made` drafts on, which all stand with
+        this chance."""
+        gain, best = 0.0, (made, 0.0)
+        for j in range(made, most):
             chance *= self._calibration.base(j)
             gain += chance * tau - self._marginal(j + 1)
             if gain > best[1]:
@@ -141,11 +142,8 @@ class Control:
             return True
         if self._parked:
             return False
-        position = len(confidences)
-        if position >= MAX_DRAFT:
-            return False
-        chance = self._chance(confidences) * self._calibration.base(position)
-        return chance * self._tau() > self._marginal(position + 1)
+        made = len(confidences)
+        return self._plan(self.max_draft, self._tau(), made, self._chance(confidences))[1] > 0
 
     def _chance(self, confidences: Sequence[float]) -> float:
         """That all of these stand."""
