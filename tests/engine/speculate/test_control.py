@@ -106,6 +106,15 @@ def test_auto_is_close_to_the_best_fixed_depth_where_that_pays(kind: str, name: 
     assert mean(kind, name, informative=False) >= 0.94 * best
 
 
+def test_deeper_drafts_that_add_less_than_the_first_are_made() -> None:
+    # The demo model behind a slow disk: the third draft adds half of what the first does.
+    waiting = Machine((1, 1.79, 2.35, 2.79, 3.2, 3.6), 0.25)
+    auto, fixed = (
+        statistics.mean(run("json", waiting, mode, seed=s)[0] for s in range(16)) for mode in ("auto", "fixed")
+    )
+    assert auto >= 0.95 * fixed
+
+
 @pytest.mark.parametrize("name", ["published", "middling", "resident"])
 def test_on_mixed_text_auto_beats_every_fixed_depth(name: str) -> None:
     best = max(1.0, best_fixed("mixed", name))
