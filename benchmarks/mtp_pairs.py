@@ -166,7 +166,8 @@ def measure(args: argparse.Namespace, run: int) -> dict[str, Any]:
         session.close()
     asked = stats["off"].experts
     return {
-        "workload": args.workload, "setting": setting(args), "model": index.fingerprint, "pairs": pairs,
+        "workload": args.workload, "setting": setting(args), "temperature": args.temperature, "model": index.fingerprint,
+        "pairs": pairs,
         "hit_rate": asked.hit_rate, "why": f"{stats['auto'].mtp.state}: {stats['auto'].mtp.reason}",
         "drafts": {n: [s.drafts.proposed, s.drafts.accepted] for n, s in stats.items()},
         "depths": stats["auto"].drafts.depth_counts,
@@ -209,7 +210,7 @@ def show(runs: Sequence[dict[str, Any]]) -> list[Target]:
     )
     best = max(FIXED, key=lambda n: speed(pairs, n, "off").median)
     off, fixed = speed(pairs, "auto", "off"), speed(pairs, "auto", best)
-    wanted = 0.99 if workload == "novel" or "temperature" in where else 1.05
+    wanted = 0.99 if workload == "novel" or runs[0].get("temperature") else 1.05
     return [
         Target(f"{workload}, {where}: auto / off", shown(off), f">= {wanted}", off.median >= wanted),
         Target(f"{workload}, {where}: auto / {best}", shown(fixed), ">= 0.97", fixed.median >= 0.97),

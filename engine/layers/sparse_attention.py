@@ -120,8 +120,10 @@ class SparseAttention:
         ends = range(first + 1, first + q.shape[1] + 1)
         sparse = [end for end in ends if end // self._ratio > self._most_blocks]
         dense = len(ends) - len(sparse)
-        chosen = self._chosen(index_q[dense:], cache.index.pooled(), sparse) if sparse else None
-        near = [] if chosen is None else [self._gathered(held, chosen) for held in (keys, values)]
+        near: list[mx.array] = []
+        if sparse:
+            chosen = self._chosen(index_q[dense:], cache.index.pooled(), sparse)
+            near = [self._gathered(held, chosen) for held in (keys, values)]
         outputs = []
         for i, end in enumerate(ends):
             k, v = keys[:, :end], values[:, :end]

@@ -9,8 +9,16 @@ import numpy as np
 import torch
 
 DOMAINS = ("chat", "code", "prose")
+SHORT, LONG, LONG_EVERY = (4, 512), (1, 2048), 4
+"""Rows and length of a micro-batch; both hold MICRO_TOKENS, and every LONG_EVERY-th is long."""
+MICRO_TOKENS = 2048
 CONTEXT_SHARE, CONTEXT_WEIGHT = 0.2, 0.5
 """Text that is only read (users, scaffolding) is learned a little: this share of it, at this weight."""
+
+
+def shape(micro_batch: int) -> tuple[int, int]:
+    """Rows and length of the n-th micro-batch of a run."""
+    return LONG if micro_batch % LONG_EVERY == LONG_EVERY - 1 else SHORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,11 @@ class Documents:
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         part = slice(start, start + length)
         return self.ids[part].astype(np.int64), self.learned[part]
+
+    def drawn(self, r: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """A window that starts at a random document."""
+        last = int(np.searchsorted(self.ends, len(self.ids) - length))
+        return self.window(self.start(int(r.integers(last))), length)
 
     def rows(self, length: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Evenly spread windows that start at a document, for evaluation."""
@@ -71,8 +84,7 @@ class Sampler:
             return ids, learned.astype(np.float32)
         shares = np.array([self.mix.chat, self.mix.code, self.mix.prose])
         documents = self.documents[DOMAINS[r.choice(3, p=shares / shares.sum())]]
-        last = int(np.searchsorted(documents.ends, len(documents.ids) - length))
-        ids, learned = documents.window(documents.start(int(r.integers(last))), length)
+        ids, learned = documents.drawn(r, length)
         context = (r.random(length) < CONTEXT_SHARE) * CONTEXT_WEIGHT
         return ids, np.where(learned, 1.0, context).astype(np.float32)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from batches import Documents
+from batches import MICRO_TOKENS, Documents, shape
 from network import DemoModel, NetworkConfig
 from optimizer import Optimizer
 
@@ -25,8 +25,7 @@ MIX = {"own": 0.35, "code": 0.25, "prose": 0.2, "chat": 0.2}
 """Shares of the texts; `own` is what the trunk itself writes (own_text.py)."""
 STEP_WEIGHTS = (1.0, 0.5)
 """Of the first draft and the self-fed second."""
-SHORT, LONG = (4, 512), (1, 2048)
-LONG_EVERY, WARM_UP_STEPS, BALANCE_WEIGHT, SEED = 4, 20, 0.01, 0
+WARM_UP_STEPS, BALANCE_WEIGHT, SEED = 20, 0.01, 0
 
 
 class Texts:
@@ -37,12 +36,11 @@ class Texts:
 
     def _row(self, r: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
         documents = self.documents[str(r.choice(list(MIX), p=list(MIX.values())))]
-        last = int(np.searchsorted(documents.ends, len(documents.ids) - length))
-        return documents.window(documents.start(int(r.integers(last))), length)
+        return documents.drawn(r, length)
 
     def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """-> ids [B,T], and whether each token is one that the model is to say."""
-        rows, length = LONG if number % LONG_EVERY == LONG_EVERY - 1 else SHORT
+        rows, length = shape(number)
         r = np.random.default_rng((SEED, number))
         ids, learned = zip(*(self._row(r, length) for _ in range(rows)), strict=True)
         return torch.from_numpy(np.stack(ids)), torch.from_numpy(np.stack(learned))
@@ -85,7 +83,7 @@ def distil(model: DemoModel, texts: Texts, minutes: float, rate: float) -> dict[
         if number % 20 == 0:
             rounded = {name: round(value, 4) for name, value in smooth.items()}
             print(json.dumps({"batch": number, **rounded, "seconds": round(time.monotonic() - began)}), flush=True)
-    return {"draft_tokens": number * LONG[0] * LONG[1], **smooth}
+    return {"draft_tokens": number * MICRO_TOKENS, **smooth}
 
 
 def main() -> None:

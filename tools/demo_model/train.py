@@ -21,14 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from batches import DOMAINS, Documents, Mix, Sampler
+from batches import DOMAINS, LONG, LONG_EVERY, MICRO_TOKENS, SHORT, Documents, Mix, Sampler, shape
 from checkpoints import load_export
 from network import DemoModel, NetworkConfig
 from optimizer import Optimizer
 
-SHORT, LONG = (4, 512), (1, 2048)
-"""Rows and length of a micro-batch; both hold 2,048 tokens, and every LONG_EVERY-th is long."""
-MICRO_TOKENS, LONG_EVERY = 2048, 4
 BALANCE_WEIGHT, DRAFT_WEIGHT = 0.01, 0.3
 WARM_UP_STEPS = 30
 SEED = 0
@@ -122,7 +119,7 @@ class Trainer:
         losses = {"loss": 0.0, "draft": 0.0, "balance": 0.0}
         drafted = 0
         for _ in range(accumulate):
-            rows, length = LONG if p.micro_batches % LONG_EVERY == LONG_EVERY - 1 else SHORT
+            rows, length = shape(p.micro_batches)
             # Drafting takes turns over the shapes: it meets the long one every LONG_EVERY-th time.
             drafts = (p.micro_batches // LONG_EVERY + p.micro_batches) % s.draft_every == 0
             ids, weights = self.sampler.batch(rows, length + 3)

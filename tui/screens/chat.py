@@ -125,7 +125,7 @@ class ChatScreen(ChatActions, TurnActions, DialogActions):
         due = now - self._digits_at >= DIGITS_EVERY_S or not state.busy
         if due:
             self._digits_at = now
-            self.query_one("#header", Bar).show(*header(state, wide, narrow, app.ui.ascii))
+            self.query_one("#header", Bar).show(*header(state, wide, narrow))
             self.show_metrics()
             app.draw_pages()
         stage = (state.phase, state.running and state.running.status, state.mtp, state.mtp_notice, state.notice)

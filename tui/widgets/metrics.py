@@ -103,10 +103,10 @@ class MetricsStrip(PanelRows):
         return [self._row(self.view, width)] if self.view is not None and width and self.panels else []
 
     def _row(self, view: View, width: int) -> Content:
-        bar = Content.styled(" │ " if not view.ascii else " | ", MUTED)
+        bar = Content.styled(" │ ", MUTED)
         must = [p for p in self.panels if p.always]
         some = [p for p in self.panels if p.always or p.order == 0]
-        dot = Content.styled(" · " if not view.ascii else " - ", MUTED)
+        dot = Content.styled(" · ", MUTED)
         for panels, graph in ((self.panels, 10), (self.panels, 6), (some, 8), (some, 4), (must, 8), (must, 4)):
             row = bar.join(p.strip(view, graph) for p in panels)
             if row.cell_length <= width:

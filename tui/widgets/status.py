@@ -23,7 +23,7 @@ MTP_WORDS = {
 REST = (
     "toggle_mtp", "toggle_metrics", "palette", "help", "toggle_thoughts", "focus_transcript", "new_chat", "sessions",
 )  # fmt: skip
-MTP_ASCII = {"ON": "*", "WARM": "~", "PARKED": "=", "FALLBACK": "!", "OFF": "o", "UNAVAILABLE": "-"}
+DOT = " · "
 
 
 def spinner(now: float, ascii_only: bool) -> str:
@@ -31,7 +31,7 @@ def spinner(now: float, ascii_only: bool) -> str:
     return frames[int(now * 2) % 4]
 
 
-def meter(state: ChatState, wide: bool, ascii_only: bool) -> Content:
+def meter(state: ChatState, wide: bool) -> Content:
     """How full the context is."""
     limit, share = state.context_limit, state.context_share
     if not limit:
@@ -40,34 +40,32 @@ def meter(state: ChatState, wide: bool, ascii_only: bool) -> Content:
     said = f"{numbers.percent(share)}"
     if not wide:
         return Content.assemble(("ctx ", MUTED), (said, style))
-    cells, full = 10, "#" if ascii_only else "█"
+    cells = 10
     n = min(cells, round(share * cells + 0.49)) if share else 0
     return Content.assemble(
         ("ctx ", MUTED), (f"{numbers.count(state.context_used)}/{numbers.count(limit)} ", ""),
-        (full * n, style or "$primary"), (("." if ascii_only else "░") * (cells - n), MUTED), (f" {said}", style),
+        ("█" * n, style or "$primary"), ("░" * (cells - n), MUTED), (f" {said}", style),
     )  # fmt: skip
 
 
-def header(state: ChatState, wide: bool, narrow: bool, ascii_only: bool) -> tuple[Content, Content]:
+def header(state: ChatState, wide: bool, narrow: bool) -> tuple[Content, Content]:
     title = (state.title or "New chat") + (" (temporary)" if state.temporary else "")
     model = state.model.name if state.model else ""
     if narrow:
-        return Content.styled(title, "bold"), meter(state, False, ascii_only)
-    dot = " - " if ascii_only else " · "
+        return Content.styled(title, "bold"), meter(state, False)
     left = [("qwen-chat", "bold $text-primary")]
     if model:
-        left.append((f"{dot}{model}", MUTED))
-    return Content.assemble(*left, (dot, MUTED), (title, "bold")), meter(state, wide, ascii_only)
+        left.append((f"{DOT}{model}", MUTED))
+    return Content.assemble(*left, (DOT, MUTED), (title, "bold")), meter(state, wide)
 
 
 def status(state: ChatState, now: float, narrow: bool, ascii_only: bool, stop: str) -> tuple[Content, Content]:
     """What is going on, and the settings in force. `stop` is the key that stops a reply."""
-    return _doing(state, now, narrow, ascii_only, stop), Content("") if narrow else _settings(state, ascii_only)
+    return _doing(state, now, narrow, ascii_only, stop), Content("") if narrow else _settings(state)
 
 
 def _doing(state: ChatState, now: float, narrow: bool, ascii_only: bool, stop: str) -> Content:
     spin: tuple[str, str] = (f"{spinner(now, ascii_only)} ", "$text-primary")
-    dot = " - " if ascii_only else " · "
     if state.phase == "failed":
         return Content.assemble(
             ("! ", "$text-error"), (state.failure.message if state.failure else "failed", "$text-error")
@@ -79,10 +77,10 @@ def _doing(state: ChatState, now: float, narrow: bool, ascii_only: bool, stop: s
             amount = f"{numbers.size(load.done)} / {numbers.size(load.total)}" if load.unit == "bytes" else ""
             said.append((f" {amount or f'{load.done:,} / {load.total:,} {load.unit}'}", ""))
             said.append((f" {numbers.percent(load.done / load.total)}", "bold"))
-        return Content.assemble(*said, (dot + numbers.clock(now - state.loading_since_s), MUTED))
+        return Content.assemble(*said, (DOT + numbers.clock(now - state.loading_since_s), MUTED))
     turn = state.running
     if turn is None:
-        said = dot.join(s for s in (state.mtp_notice, state.notice) if s)
+        said = DOT.join(s for s in (state.mtp_notice, state.notice) if s)
         return Content.styled(said, "$text-accent") if said else Content.styled("ready", MUTED)
     parts: list[tuple[str, str]] = [spin]
     elapsed = numbers.clock(now - turn.asked_s)
@@ -92,27 +90,26 @@ def _doing(state: ChatState, now: float, narrow: bool, ascii_only: bool, stop: s
         p = state.prefill
         parts.append((f"{p.phase} {numbers.count(p.done)} / {numbers.count(p.total)} tok", ""))
         if p.reused and not narrow:
-            parts.append((f"{dot}{numbers.count(p.reused)} reused", MUTED))
+            parts.append((f"{DOT}{numbers.count(p.reused)} reused", MUTED))
         if p.rate > 0:
-            parts.append((f"{dot}{numbers.rate(p.rate)} tok/s", ""))
-            parts.append((f"{dot}{numbers.duration((p.total - p.done) / p.rate)} left", MUTED))
+            parts.append((f"{DOT}{numbers.rate(p.rate)} tok/s", ""))
+            parts.append((f"{DOT}{numbers.duration((p.total - p.done) / p.rate)} left", MUTED))
     else:
         word = "" if narrow else "thinking " if turn.status == "thinking" else "answering "
-        parts.append((f"{word}{elapsed}{dot}{turn.tokens:,} tok", ""))
+        parts.append((f"{word}{elapsed}{DOT}{turn.tokens:,} tok", ""))
     if stop and not narrow:
-        parts.append((f"{dot}{stop} stop", MUTED))
+        parts.append((f"{DOT}{stop} stop", MUTED))
     for said in (state.mtp_notice, state.notice):
         if said:
-            parts.append((dot + said, "$text-accent"))
+            parts.append((DOT + said, "$text-accent"))
     return Content.assemble(*parts)
 
 
-def _settings(state: ChatState, ascii_only: bool) -> Content:
+def _settings(state: ChatState) -> Content:
     out: list[tuple[str, str]] = []
     drafting = state.mtp.state if state.mtp is not None else "OFF" if state.wanted_mtp == "off" else None
     if drafting is not None:
         glyph, word, style = MTP_WORDS[drafting]
-        glyph = MTP_ASCII[drafting] if ascii_only else glyph
         out += [("MTP ", MUTED), (f"{glyph} {word}", style)]
     if state.think is not None:
         out.append((f"  think {'on' if state.think else 'off'}", MUTED))
